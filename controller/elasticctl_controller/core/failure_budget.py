@@ -33,7 +33,7 @@ from elasticctl_controller.core.workers import FINISHED, SUSPENDED, WorkerEnd
 from elasticctl_protocol.failures import OUT_OF_MEMORY, FailureVerdict
 
 BY_SHARING, BY_PLAN = "sharing", "plan"
-"""Who has scaled a job, if no person has."""
+"""Who has scaled a job, where no user has."""
 MAX_INTERRUPTIONS, MAX_SCALINGS = 50, 20
 QUICK_DEATH_S = 10.0  # a worker that dies sooner than this after its start is not replaced immediately
 HEALTHY_LIFE_S = 120.0  # a failed worker that ran as long as this starts a new series of failures

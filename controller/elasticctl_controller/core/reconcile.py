@@ -69,7 +69,8 @@ RETRY_S = 5.0  # when workers are missing and nothing can be done about it now
 
 
 def reconcile(job: ElasticJob, observed: Observed, now: float) -> Decision:
-    """Decide what to do about `job` at `now` (seconds since the epoch). Never raises, for any job."""
+    """Decide what to do about `job` at `now` (seconds since the epoch). Never raises, even if the job's fields make no
+    sense."""
     if job.deleting and job.orphaning:
         return Decision(job.status)  # its workers are to stay
     if job.deleting:  # a finalizer still keeps its object, and until that is gone the cluster removes nothing of it

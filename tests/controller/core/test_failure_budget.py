@@ -295,7 +295,7 @@ def test_the_last_failure_is_kept_next_to_the_first():
     assert [item.message for item in job.status.interruptions] == ["ValueError: 1", "ValueError: no"]
 
 
-def test_history_says_how_a_rank_ended_that_left_no_error():
+def test_history_shows_how_a_rank_without_an_error_ended():
     killed = RankFailure("killed", "digits-worker-1", 1, 137, "SIGKILL", at=Timestamp(NOW - 3))
     silent = RankFailure("application", "digits-worker-1", 1, 3, at=Timestamp(NOW - 2))
     job = a_pass(a_running_job(), GroupGeneration(1, failure=killed), GroupGeneration(2, failure=silent))

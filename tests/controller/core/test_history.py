@@ -113,7 +113,7 @@ def test_a_loss_seen_after_the_group_formed_again_is_still_closed():
     assert job.status.interruptions[0].recovery_s == 0.0
 
 
-def test_a_loss_that_the_group_heard_of_first_counts_from_there():
+def test_a_recovery_counts_from_when_the_group_noticed_the_loss_if_that_was_first():
     forming = replace(SECOND, opened_at=Timestamp(NOW + 8.5))
     lost = Interruption(at=Timestamp(NOW + 10.5), worker="digits-worker-2", cause=Cause.KILLED, generation=1)
     status = fold(JobStatus(interruptions=(lost,)), generations=(FIRST, forming))
@@ -292,7 +292,7 @@ generations = st.builds(GroupGeneration, first_step_at=times, formed_at=times, r
 
 @settings(max_examples=60)
 @given(world=st.lists(generations, max_size=30), cuts=st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30))))
-def test_steps_are_counted_once_however_the_news_comes(world, cuts):
+def test_steps_are_counted_once_in_any_order_of_reports(world, cuts):
     """The service loses its past at any time and reports the rest again; the sum grows once per generation."""
     world = [replace(item, generation=number, workers=("a",)) for number, item in enumerate(world, 1)]
     status, counted = JobStatus(), set()

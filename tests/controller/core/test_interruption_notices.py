@@ -39,7 +39,7 @@ def a_node(*taints: str, ready: str = "True", message: str = "") -> dict[str, An
         ("cloud.google.com/impending-node-termination", "Google"),
     ],
 )
-def test_a_node_that_is_taken_away_says_by_whom(taint: str, who: str) -> None:
+def test_the_notice_of_a_node_names_who_takes_it_away(taint: str, who: str) -> None:
     notice = read_node(a_node("nvidia.com/gpu", taint))
     assert notice is not None
     assert (who in notice.reason, notice.deadline, notice.closed) == (True, None, True)
@@ -55,7 +55,7 @@ def test_a_node_with_notice_is_avoided_only_while_it_accepts_pods() -> None:
 
 
 @pytest.mark.parametrize("taint", ["nvidia.com/gpu", "node.kubernetes.io/unschedulable", "karpenter.sh/unregistered"])
-def test_a_node_that_only_takes_no_new_pods_says_nothing(taint: str) -> None:
+def test_a_cordoned_node_gives_no_notice(taint: str) -> None:
     assert read_node(a_node(taint)) is None
 
 

@@ -277,7 +277,7 @@ def terms_of(pod: dict[str, Any]) -> list[dict[str, Any]]:
 TYPE, ZONE = "node.kubernetes.io/instance-type", "topology.kubernetes.io/zone"
 
 
-def test_what_a_pool_says_takes_the_place_of_what_the_template_says() -> None:
+def test_a_pool_overrides_the_template() -> None:
     pod = build_pod(made("aws", "t4", True), 0, ENDPOINT)
     for term in terms_of(ask_for_pool(pod, "onDemand:g5.xlarge/zone-b", insist=True)):
         assert (term[TYPE], term[ZONE]) == (["g5.xlarge"], ["zone-b"])
@@ -313,7 +313,7 @@ def test_a_capacity_that_the_template_does_not_name_is_asked_for_by_any_label_of
 
 
 @pytest.mark.parametrize(("low", "desired", "kept"), [(1, 3, 1), (2, 3, 2), (3, 3, 2), (1, 1, 0), (0, 0, 0)])
-def test_a_drain_leaves_the_minimum_and_is_never_held_up_for_ever(low: int, desired: int, kept: int) -> None:
+def test_a_drain_leaves_the_minimum_and_is_never_blocked_forever(low: int, desired: int, kept: int) -> None:
     budget = build_budget(a_job(min=low, desired=desired))
     assert budget["spec"]["minAvailable"] == kept
     assert budget["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow", "a probe that fails blocks no drain"
@@ -412,7 +412,7 @@ def test_a_lost_answer_of_the_name_server_delays_no_rank() -> None:
     assert hardened(dnsConfig={})[0]["dnsConfig"] == {}
 
 
-def test_what_the_template_says_stays() -> None:
+def test_settings_of_the_template_stay() -> None:
     own = {"readOnlyRootFilesystem": False, "privileged": True}
     spec, worker = hardened(
         {

@@ -49,7 +49,7 @@ class TestMakingWorkers:
         assert decision.status is job.status
         assert (decision.actions, decision.events, decision.requeue_s) == ((), (), None)
 
-    def test_missing_workers_are_looked_for_again_even_if_no_event_comes(self):
+    def test_missing_workers_are_checked_again_even_without_an_event(self):
         decision = a_step(a_job(), [])[1]
         assert decision.requeue_s == 5.0
 
@@ -140,7 +140,7 @@ class TestReplacing:
         assert (job.status.restarts, job.status.failures) == ({"Preempted": 1}, 0)
         assert job.status.phase is Phase.RUNNING
 
-    def test_a_worker_that_says_itself_that_it_did_not_answer_is_counted(self):
+    def test_a_worker_that_reports_itself_as_unanswering_is_counted(self):
         _, decision = a_step(a_running_job(), [a_pod(0), an_end(1, 1, message=SILENT_MESSAGE), a_pod(2)])
         assert (decision.status.restarts, decision.status.failures) == ({"Stuck": 1}, 1)
 

@@ -138,7 +138,7 @@ def test_each_change_of_size_is_in_the_history_with_who_asked() -> None:
     assert (last.phase, last.done_at, last.steps_redone) == (ScalingPhase.DONE, NOW + 5, 0)
 
 
-def test_a_job_of_fixed_size_that_a_person_scales_says_so() -> None:
+def test_a_scaling_of_a_fixed_size_names_the_person() -> None:
     job = running(a_job(desired=2, min=1, max=4), 2, ShareStatus(2))
     scaled = replace(job, desired=3, generation=2, scaled_by="user")
     waiting, _ = a_step(scaled, [a_pod(0), a_pod(1)], share=ShareStatus(2))
@@ -161,7 +161,7 @@ def test_what_sharing_takes_from_a_job_of_fixed_size_and_gives_back_is_not_its_o
     ]
 
 
-def test_what_a_person_takes_away_needs_no_leave() -> None:
+def test_a_job_may_be_scaled_below_its_share() -> None:
     job = running(a_job(desired=3, min=1, max=4), 3, ShareStatus(3))
     job, _ = a_step(replace(job, desired=1), [a_pod(0), a_pod(1), a_pod(2)], share=ShareStatus(3))
     assert job.status.desired == 1

@@ -32,7 +32,7 @@ def pending(index: int, reason: str = "", message: str = "", **fields: object) -
     return a_pod(index, PodPhase.PENDING, started_at=None, node="", wait=wait, **fields)
 
 
-def test_a_job_whose_workers_have_never_waited_says_nothing():
+def test_a_job_whose_workers_have_never_waited_has_no_such_condition():
     assert said(a_running_job()) is None
 
 
@@ -58,7 +58,7 @@ def test_a_job_that_wants_no_more_workers_waits_for_none(fields: dict[str, objec
     assert said(a_step(replace(job, **fields), TWO, NOW + 2, refused=QUOTA)[0]) == ("False", "AllWorkersStart", "")
 
 
-def test_what_the_cluster_says_of_the_first_pod_that_waits_is_said_of_the_job():
+def test_the_reason_of_the_first_waiting_pod_is_in_the_jobs_condition():
     words = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
     pods = [a_pod(0), pending(2, "ErrImagePull", "no such image"), pending(1, "Unschedulable", words)]
     job, decision = a_step(a_job(), pods)
@@ -104,7 +104,7 @@ def test_pods_of_an_earlier_job_of_the_name_are_about_to_go():
 MOUNT = PodWait("FailedMount", 'configmap "conf" not found')
 
 
-def test_what_events_alone_say_of_a_pod_is_said_of_the_job():
+def test_what_only_events_show_of_a_pod_is_in_the_jobs_condition():
     pods = [a_pod(0), a_pod(1), a_pod(2, PodPhase.PENDING)]
     job, decision = a_step(a_job(), pods, NOW + 1)
     assert (said(job), decision.unexplained and decision.unexplained.name) == (None, "digits-worker-2")

@@ -211,7 +211,9 @@ def test_a_released_lease_is_taken_immediately(start: Start, server: LeaseServer
     assert (third.elected, server.spec["leaseTransitions"]) == (True, 2)
 
 
-def test_who_cannot_renew_stops_before_another_starts(start: Start, server: LeaseServer, clock: Clock) -> None:
+def test_a_leader_that_cannot_renew_stops_before_another_starts(
+    start: Start, server: LeaseServer, clock: Clock
+) -> None:
     first, second = start("first"), start("second")
     clock.run(10)
     server.away.add("first")

@@ -103,7 +103,7 @@ def test_a_flood_of_one_namespace_leaves_room_for_the_events_of_others(control: 
     assert sum(item["count"] for item in flood) == MAX_WAITING_OF_ONE
 
 
-def test_what_cannot_be_written_is_let_go(control: ControlApi, recorder: EventRecorder) -> None:
+def test_an_event_that_cannot_be_written_is_dropped(control: ControlApi, recorder: EventRecorder) -> None:
     control.fail("POST", "events", 403)
     recorder.record(JOB, "Normal", "Scaled", "x" * 5000)
     recorder.record(JOB, "Normal", "Scaled", "y" * 5000)

@@ -252,7 +252,7 @@ def test_what_kueue_refuses_is_an_event_of_the_job(control: ControlApi, controll
     assert (wanted["priority"], wanted["priorityClassName"]) == (7, "high")
 
 
-def test_without_kueue_a_job_says_so_and_obeys_suspend(control: ControlApi, tmp_path: Path) -> None:
+def test_without_kueue_a_job_reports_that_and_obeys_suspend(control: ControlApi, tmp_path: Path) -> None:
     with Replica(control, tmp_path, "only") as replica:
         add_node(control, "n1", 8)
         submit(control)
@@ -348,7 +348,7 @@ def test_priorities_are_read_of_both_kinds_of_classes(control: ControlApi, objec
         objects.kueue.priority("high", of_pods=False)
 
 
-def test_of_kueues_objects_what_is_read_is_kept() -> None:
+def test_the_fields_of_kueues_objects_that_are_read_are_kept() -> None:
     found = prune_workload(stored(queued(), "Admitted", resourceRequests=[{"name": "workers"}]))
     assert found["spec"]["podSets"] == [{"name": "workers", "count": 3}]
     assert set(found["status"]) == {"conditions"}

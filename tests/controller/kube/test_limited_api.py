@@ -50,7 +50,7 @@ def test_all_requests_wait_while_the_server_is_busy() -> None:
     assert time.slept == pytest.approx(7.0)
 
 
-def test_who_waits_already_waits_on_when_the_server_has_had_enough() -> None:
+def test_waiting_requests_wait_longer_when_the_server_is_busy() -> None:
     time = Time()
     bucket = TokenBucket(1.0, 1, time.clock, lambda seconds: busy(seconds))
     said = iter([5.0])
@@ -102,7 +102,7 @@ def test_patience_has_an_end(control: ControlApi) -> None:
         api.request("PUT", f"{PODS}/a", {})
 
 
-def test_who_does_not_lead_reads_and_writes_nothing(control: ControlApi) -> None:
+def test_a_replica_that_does_not_lead_reads_and_writes_nothing(control: ControlApi) -> None:
     api, _, _ = limited(control, leads=False)
     for method in ("POST", "PUT", "PATCH", "DELETE"):
         with pytest.raises(UnreachableError, match="does not lead"):

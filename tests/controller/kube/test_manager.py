@@ -41,7 +41,9 @@ def replicas(control: ControlApi, tmp_path: Path) -> Iterator[list[Replica]]:
             yield [first, second]
 
 
-def test_news_goes_to_the_webhook_of_the_jobs_own_namespace(control: ControlApi, replicas: list[Replica]) -> None:
+def test_notifications_go_to_the_webhook_of_the_jobs_own_namespace(
+    control: ControlApi, replicas: list[Replica]
+) -> None:
     """Sent once, though two replicas watch; what cannot be delivered becomes an event, without the URL."""
     with serving(Hook()) as hook:
         secret = {"metadata": {"name": SECRET}, "data": {"slack": base64.b64encode(hook.url.encode()).decode()}}

@@ -66,7 +66,7 @@ def test_a_status_that_was_written_by_hand_hides_no_other() -> None:
     assert workers_by_state([*odd, {"status": {"placed": 2}}, {"status": 1}])["placed"] == 2
 
 
-def test_who_asks_all_the_time_takes_a_fifth_of_it_at_most() -> None:
+def test_frequent_scrapes_take_a_fifth_of_the_time_at_most() -> None:
     times = iter([0.0, 1.0, 1.5, 4.9, 5.0, 5.5, 6.0])  # it takes a second, and is kept for four
     metrics, asked = ControllerMetrics(lambda: next(times)), []
     metrics.register_gauges(lambda: asked.append(1) or [], lambda: 0, lambda: True)

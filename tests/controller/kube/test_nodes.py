@@ -65,7 +65,7 @@ def test_a_kubelet_that_speaks_is_given_longer(health: NodeHealth, clock: Clock)
     assert health.lost() == {"a"}
 
 
-def test_a_node_that_is_said_to_be_off_is_lost(health: NodeHealth) -> None:
+def test_a_node_that_is_marked_as_off_is_lost(health: NodeHealth) -> None:
     health.node_changed(node("a"), node("a", "True", OUT_OF_SERVICE))
     assert health.lost() == {"a"}
 
@@ -97,7 +97,7 @@ def test_nodes_that_are_gone_are_dropped_with_their_pods(health: NodeHealth) -> 
     assert health.lost() == frozenset()
 
 
-def test_when_no_node_is_heard_of_it_is_not_the_nodes(health: NodeHealth, clock: Clock) -> None:
+def test_if_all_nodes_are_silent_none_is_lost(health: NodeHealth, clock: Clock) -> None:
     for name in ("a", "b"):
         health.node_changed(node(name), node(name, "Unknown"))
     clock.now += 60
@@ -108,7 +108,7 @@ def test_when_no_node_is_heard_of_it_is_not_the_nodes(health: NodeHealth, clock:
     assert health.lost() == {"a"}
 
 
-def test_of_silent_nodes_those_that_are_gone_or_off_are_lost_all_the_same(health: NodeHealth) -> None:
+def test_silent_nodes_that_are_gone_or_off_are_lost_all_the_same(health: NodeHealth) -> None:
     health.node_changed(node("a"), None)
     health.node_changed(node("b"), node("b", "Unknown", OUT_OF_SERVICE))
     assert health.lost() == {"a", "b"}

@@ -32,7 +32,7 @@ def test_the_first_word_of_a_loss_counts(bench: Bench) -> None:
     assert bench.heard == [3.0]
 
 
-def test_what_was_removed_on_purpose_is_no_loss(bench: Bench) -> None:
+def test_a_removal_on_purpose_is_no_loss(bench: Bench) -> None:
     bench.losses.expect_removal("u1")
     bench.losses.record_loss("ns/a", "u1")
     bench.replace("ns/a")

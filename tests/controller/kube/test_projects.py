@@ -109,7 +109,7 @@ def test_a_worker_that_outlives_its_job_pays_for_its_own_gpus_and_not_for_the_wh
     assert ledger.spending.today("default") == pytest.approx(price / 4)
 
 
-def test_a_change_of_what_is_allowed_is_news_and_a_status_is_none(ledger: Ledger) -> None:
+def test_a_change_of_the_limits_is_announced_and_a_change_of_the_status_is_not(ledger: Ledger) -> None:
     ledger.limit(3.0)
     wait_until(lambda: ledger.changed == ["default"])
     ledger.spending.count()

@@ -112,7 +112,7 @@ def needing(gpus: object, **fields: Any) -> dict[str, Any]:
     return {"name": "c", "resources": {"limits": {GPU_RESOURCE: gpus}}, **fields}
 
 
-def test_of_a_pod_that_is_no_worker_its_gpus_are_kept() -> None:
+def test_only_the_gpus_of_a_pod_that_is_no_worker_are_kept() -> None:
     pod = a_pod()
     pod["spec"]["containers"] = [needing("2"), {"name": "sidecar"}, needing(1)]
     pod["status"] = RUNNING

@@ -64,7 +64,7 @@ def test_it_asks_for_no_more_than_its_role_allows(control: ControlApi, replica: 
     assert replica.end() == 0
 
 
-def test_what_it_was_installed_without_is_said_in_words(control: ControlApi, replica: Replica) -> None:
+def test_a_feature_that_was_left_out_is_named(control: ControlApi, replica: Replica) -> None:
     job = shell_job("queued", "true", cancel=False)
     job["metadata"] |= {"labels": {QUEUE_LABEL: "team"}}
     job["spec"]["suspend"] = True

@@ -41,7 +41,7 @@ def test_a_pod_is_seen_as_soon_as_it_is_made(bench: Bench) -> None:
         bench.create(job)
 
 
-def test_what_a_pod_needs_is_there_before_it_and_made_once(bench: Bench) -> None:
+def test_the_objects_that_a_pod_needs_are_created_before_it_and_once(bench: Bench) -> None:
     job = bench.submit()
     bench.create(job, 0)
     bench.create(job, 1)
@@ -110,7 +110,7 @@ def test_a_foreign_service_is_left_alone(bench: Bench) -> None:
     assert bench.pods(job) == []
 
 
-def test_what_a_job_left_that_was_deleted_alone_gives_way(bench: Bench) -> None:
+def test_objects_of_an_orphaned_earlier_job_are_deleted(bench: Bench) -> None:
     """`kubectl delete --cascade=orphan` takes the owner references off."""
     job = bench.submit()
     left = {f"{CORE}/services/job-workers": build_group_service(job), f"{BUDGETS}/job-workers": build_budget(job)}
@@ -180,7 +180,7 @@ def change(bench: Bench, metadata: dict[str, Any], **fields: Any) -> None:
     bench.control.put(f"{JOBS}/job", {**stored, "metadata": {**stored["metadata"], **metadata}, **fields})
 
 
-def test_who_keeps_changing_a_jobs_labels_keeps_no_status_from_being_written(bench: Bench) -> None:
+def test_frequent_changes_of_labels_do_not_keep_the_status_from_being_written(bench: Bench) -> None:
     bench.control.silent = True
     bench.submit()
     bench.workload.write_status(bench.job(), JobStatus(phase=Phase.PENDING, last_reconcile_time=Timestamp(1.0)))
@@ -346,7 +346,7 @@ def test_the_time_to_a_replacement_is_measured(bench: Bench) -> None:
     assert bench.replaced[0] >= 0
 
 
-def test_what_was_removed_on_purpose_or_made_by_another_replica_counts_for_nothing(bench: Bench) -> None:
+def test_pods_that_were_removed_on_purpose_or_replaced_by_another_replica_are_not_measured(bench: Bench) -> None:
     job = bench.submit()
     pod = bench.create(job)
     bench.workload.delete_pod(job, pod.name, pod.uid, force=False)

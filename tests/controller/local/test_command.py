@@ -73,7 +73,7 @@ def test_variable_references(text: str, expanded: str) -> None:
         ({"command": ["x"], "env": [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "no.such"}}}]}, "no.such"),
     ],
 )
-def test_what_cannot_be_started_says_why(container: dict[str, Any], said: str) -> None:
+def test_a_worker_that_cannot_be_started_reports_why(container: dict[str, Any], said: str) -> None:
     with pytest.raises(StartError, match=said):
         build_command(pod(**container), {}, {})
 

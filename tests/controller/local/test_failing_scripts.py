@@ -46,7 +46,7 @@ def starts(cluster: LocalCluster, name: str, text: str = "start") -> int:
     return sum(line.text.startswith(text) for line in cluster.logs("default", name, LogQuery(everything=True)))
 
 
-def test_a_bug_ends_the_job_with_its_own_error_however_long_the_rank_cleans_up(
+def test_a_bug_ends_the_job_with_its_own_error_even_if_the_rank_cleans_up_for_long(
     local_cluster: LocalCluster, tmp_path: Path
 ) -> None:
     source = f"""{COUPLED}

@@ -42,7 +42,7 @@ def fill(filler: Path, leave_bytes: int = 0) -> None:
         file.write(bytes(found.f_bavail * found.f_frsize - leave_bytes))
 
 
-def test_what_ends_while_the_disk_is_full_is_known_afterwards(
+def test_an_end_while_the_disk_is_full_is_known_afterwards(
     filler: Path, local_cluster: LocalCluster, tmp_path: Path
 ) -> None:
     """Though the supervisor is killed as well, and another one starts while there is no room."""

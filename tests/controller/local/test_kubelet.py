@@ -38,7 +38,7 @@ def kubelet(store: LocalStore, tmp_path: Path) -> LocalKubelet:
 
 
 @pytest.mark.parametrize("error", [KeyError("a field"), ClusterError("the disk is full"), OSError("no more processes")])
-def test_a_pod_that_cannot_be_looked_after_holds_up_no_other(
+def test_a_pod_that_cannot_be_managed_delays_no_other(
     store: LocalStore,
     kubelet: LocalKubelet,
     monkeypatch: pytest.MonkeyPatch,

@@ -31,7 +31,7 @@ def test_a_job_may_be_stored() -> None:
         ({"metadata": {"name": "a", "namespace": "a/b"}}, "metadata.namespace"),
     ],
 )
-def test_what_cannot_be_a_job_is_refused_by_field(change: dict[str, Any], path: str) -> None:
+def test_an_invalid_job_is_refused_with_the_field(change: dict[str, Any], path: str) -> None:
     with pytest.raises(SpecError) as refused:
         check_job({**shell_job("job", "true"), **change})
     assert refused.value.path == path

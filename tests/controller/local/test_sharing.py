@@ -53,7 +53,7 @@ def test_a_job_that_is_outranked_is_suspended_at_a_commit_and_comes_back(
     assert (back.failures, back.interruptions) == (0, ())
 
 
-def test_a_gang_waits_for_all_of_its_least_and_says_for_what(local_cluster: LocalCluster) -> None:
+def test_a_gang_waits_for_its_whole_minimum_and_reports_for_what(local_cluster: LocalCluster) -> None:
     shared(local_cluster, 3)
     local_cluster.create_job(shell_job("first", FOREVER, 2, namespace="a", minReplicas=2))
     wait_until(lambda: status(local_cluster, "a", "first").phase is Phase.RUNNING)

@@ -96,7 +96,7 @@ def test_a_termination_message_is_passed_on_up_to_its_limit(pod_dir: Path) -> No
         (["true"], "/no/such/folder", "cannot start 'true': the working directory /no/such/folder does not exist"),
     ],
 )
-def test_what_cannot_be_started_says_why(pod_dir: Path, argv: list[str], cwd: str, said: str) -> None:
+def test_a_worker_that_cannot_be_started_reports_why(pod_dir: Path, argv: list[str], cwd: str, said: str) -> None:
     start(pod_dir, *argv, cwd=cwd).wait()
     report = exit_of(pod_dir)
     assert (report["exitCode"], report["reason"], report["message"]) == (127, "StartError", said)

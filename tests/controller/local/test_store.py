@@ -137,7 +137,7 @@ def test_events_are_counted_up_and_bounded(store: LocalStore) -> None:
     assert events[0]["message"] == "thing 11"
 
 
-def test_listeners_hear_of_what_is_on_disk(store: LocalStore) -> None:
+def test_listeners_are_called_once_the_change_is_on_disk(store: LocalStore) -> None:
     heard: list[tuple[StoreChange, bool]] = []
 
     def listen(change: StoreChange) -> None:
@@ -163,7 +163,7 @@ def test_threads_do_not_lose_each_others_changes(store: LocalStore) -> None:
     assert store.list_pods()[0]["status"] == {"n": 100}
 
 
-def test_a_full_disk_changes_nothing_and_says_so(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_changes_nothing_and_is_reported(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
     store.create_job(shell_job("before", "true"))
     with store._database.reading() as db:  # SQLite's own "database or disk is full"
         pages = db.execute("PRAGMA page_count").fetchone()[0]

@@ -94,7 +94,7 @@ def ends(bench: Bench, job: ElasticJob, *pods: Pod) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("code", [137, 143])
-def test_a_worker_that_its_own_probe_has_killed_says_so(code: int) -> None:
+def test_a_worker_that_its_own_probe_has_killed_is_explained_by_that(code: int) -> None:
     bench = Bench()
     bench.events = killed()
     assert ends(bench, probed(), an_end(0, code)) == [("ProbeFailed", "its liveness probe failed: HTTP 500")]

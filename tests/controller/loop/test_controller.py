@@ -286,9 +286,7 @@ def test_a_name_that_a_foreign_pod_has_delays_no_other_worker(bench: Bench) -> N
     assert (len(bench.pods()), waiting(bench)[0]) == (2, "False")
 
 
-def test_a_pod_that_mounts_what_is_not_there_says_so_in_the_status(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_mount_is_reported_in_the_status(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     events = [{"reason": "FailedMount", "message": "no such claim"}]
     monkeypatch.setattr(bench.workload, "list_pod_events", lambda job, uid: events)
     bench.restart()
@@ -325,7 +323,7 @@ def test_a_worker_that_its_liveness_probe_kills_uses_up_the_budget(
     assert bench.status()["lastFailure"]["error"] == "its liveness probe failed"
 
 
-def test_a_worker_that_is_refused_is_tried_again_within_seconds_however_often_it_was(bench: Bench) -> None:
+def test_a_worker_that_is_refused_is_tried_again_within_seconds_each_time(bench: Bench) -> None:
     now = [0.0]
     bench.queue = WorkQueue(clock=lambda: now[0], jitter=lambda: 0.999)
     bench.controller = Controller(bench.workload, bench.rendezvous, bench.clock, bench.queue)
@@ -552,7 +550,7 @@ def test_a_slow_job_holds_up_no_other_where_there_are_threads(bench: Bench) -> N
     assert "ok" in outcomes
 
 
-def test_news_of_the_rendezvous_leads_to_a_pass(bench: Bench) -> None:
+def test_a_change_in_the_rendezvous_service_leads_to_a_pass(bench: Bench) -> None:
     bench.store.create_job(shell_job("job", "true"))
     bench.controller.start()
     try:

@@ -177,7 +177,7 @@ def test_a_job_that_is_deleted_after_its_wait_was_reported_is_dropped(noticing: 
     assert not made._waits
 
 
-def test_what_cannot_be_delivered_becomes_an_event_of_that_very_job() -> None:
+def test_an_undelivered_notification_becomes_an_event_of_that_very_job() -> None:
     place = Place()
     place.write_status(a_job(), RUNNING)
     item = Notification("started", "default", "digits", "job-uid-1", 0.0, "x")  # type: ignore[arg-type]
@@ -242,14 +242,16 @@ def test_on_kubernetes_it_comes_from_the_one_secret_of_the_jobs_namespace() -> N
         ("env:HOME", {}, None, "works on the local cluster only"),
     ],
 )
-def test_what_is_not_there_is_said(reference: str, data: dict[str, Any], error: Exception | None, why: str) -> None:
+def test_an_unusable_secret_is_reported(
+    reference: str, data: dict[str, Any], error: Exception | None, why: str
+) -> None:
     api = Secretive()
     api.data, api.error = data, error
     with pytest.raises(WebhookError, match=why):
         kube_webhook_urls(api)(Destination("team-a", reference))
 
 
-def test_a_controller_that_may_not_read_it_says_so() -> None:
+def test_a_controller_that_may_not_read_the_secret_reports_that() -> None:
     api = Secretive()
     api.error = ForbiddenError("secrets is forbidden")
     with pytest.raises(ForbiddenError):
@@ -326,7 +328,7 @@ def test_a_failure_that_cannot_be_recorded_ends_no_delivery(office: Offices, cap
         wait_until(lambda: hook.texts)
 
 
-def test_news_is_delivered_in_order_and_gathered(office: Offices) -> None:
+def test_notifications_are_delivered_in_order_and_gathered(office: Offices) -> None:
     with serving(Hook()) as hook:
         one = office(hook, started=False)
         for n in range(10):
@@ -398,7 +400,7 @@ def test_errors_of_connections_are_reported_without_the_address(
             assert "planted-secret" not in caplog.text + str(one.trouble)
 
 
-def test_a_secret_that_is_missing_is_said_and_used_once_it_is_there(office: Offices) -> None:
+def test_a_missing_secret_is_reported_and_used_once_it_exists(office: Offices) -> None:
     with serving(Hook()) as hook:
         one = office()
         one.put("lost")
@@ -424,7 +426,7 @@ def test_a_slow_server_delays_no_other_destination(office: Offices) -> None:
         wait_until(lambda: slow.got)
 
 
-def test_of_more_news_than_can_be_kept_the_oldest_go_and_are_counted(office: Offices) -> None:
+def test_if_too_many_notifications_wait_the_oldest_are_dropped_and_counted(office: Offices) -> None:
     blocked = threading.Event()
     with serving(Hook()) as hook:
         one = office(hook)
@@ -441,7 +443,7 @@ def test_of_more_news_than_can_be_kept_the_oldest_go_and_are_counted(office: Off
         assert hook.texts[-1].endswith(f"change {sending.MAX_PENDING + 49}")
 
 
-def test_what_is_left_goes_out_at_the_end(office: Offices, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queued_notifications_are_sent_at_the_end(office: Offices, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sending, "STOP_S", 600.0)
     with serving(Hook()) as hook:
         one = office(hook, SendTimes(gather_s=600.0))
@@ -466,7 +468,7 @@ def test_the_end_does_not_wait_for_who_does_not_answer(
     assert caplog.records == []
 
 
-def test_no_more_destinations_than_can_be_looked_after(office: Offices, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_destinations_is_limited(office: Offices, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sending, "MAX_DESTINATIONS", 2)
     one = office(pace=SendTimes(gather_s=600.0))
     for n in range(4):

@@ -109,7 +109,7 @@ def test_a_name_is_resolved_once_and_that_address_called(names: dict[str, list[s
 
 
 @pytest.mark.parametrize("answer", ["127.0.0.1", "1.1.1.1 127.0.0.1", "::1", "::ffff:127.0.0.1"])
-def test_one_address_inside_spoils_a_name(names: dict[str, list[str]], answer: str) -> None:
+def test_a_name_with_one_internal_address_is_not_called(names: dict[str, list[str]], answer: str) -> None:
     with serving(Hook()) as hook:
         names["hooks.example"] = [answer]
         with pytest.raises(WebhookError, match="inside the cluster"):
@@ -149,7 +149,7 @@ LOOKS = [
 
 
 @pytest.mark.parametrize("host", LOOKS)
-def test_however_it_is_written_this_machine_is_not_called(host: str) -> None:
+def test_this_machine_is_not_called_in_any_notation(host: str) -> None:
     with socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True) as server:
         server.settimeout(0.05)
         url = f"http://{host}:{server.getsockname()[1]}/"

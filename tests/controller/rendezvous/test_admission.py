@@ -29,7 +29,7 @@ def test_an_address_connects_no_faster_than_its_rate() -> None:
     assert admitted == pytest.approx(admission.CONNECTS + seconds * admission.CONNECTS_PER_S, rel=0.01)
 
 
-def test_workers_behind_one_address_are_all_let_in() -> None:
+def test_workers_that_share_one_address_are_all_accepted() -> None:
     door = Admission()
     for _ in range(20_000):
         assert door.admit(HOSTILE, 0.0)

@@ -65,7 +65,7 @@ def test_the_event_loop_comes_to_other_things_every_few_milliseconds() -> None:
     assert longest * 0.001 <= 5 * SLICE_S
 
 
-def test_who_was_away_saves_up_no_time() -> None:
+def test_an_idle_job_saves_up_no_time() -> None:
     def work(turns: Turns, clock: Clock, done: list[str]) -> None:
         def later() -> None:
             for job in ("old", "new"):

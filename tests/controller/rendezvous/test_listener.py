@@ -77,7 +77,7 @@ def test_hundreds_of_simultaneous_joins_are_all_accepted(tmp_path_factory) -> No
     assert found.stdout == f"{{('formed', {WORKERS})}}\n"
 
 
-def test_where_no_more_workers_can_connect_it_says_so_in_one_line(tmp_path_factory) -> None:
+def test_exhausted_connections_are_logged_in_one_line(tmp_path_factory) -> None:
     path = str(tmp_path_factory.mktemp("r") / "s")
     with subprocess.Popen(
         [sys.executable, "-c", SCRIPT, "400", path, "leave"],

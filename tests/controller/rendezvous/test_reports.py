@@ -115,7 +115,7 @@ def test_metrics_that_are_no_numbers_are_kept_until_they_are_again() -> None:
         ({}, None),
     ],
 )
-def test_what_is_said_of_a_metric_that_is_no_number(value: Any, found: tuple[str, int] | None) -> None:
+def test_a_metric_that_is_not_finite_is_reported(value: Any, found: tuple[str, int] | None) -> None:
     status = status_after(progress(metrics={"loss": value}))
     lost = status.progress.not_finite.get("loss")
     assert (None if lost is None else (lost.value, lost.step)) == found
@@ -123,7 +123,7 @@ def test_what_is_said_of_a_metric_that_is_no_number(value: Any, found: tuple[str
 
 
 @pytest.mark.parametrize("step", [HUGE, MAX_STEP, -1, True, 1.5, "3", None])
-def test_a_step_that_is_none_is_passed_over(step: Any) -> None:
+def test_an_invalid_step_is_skipped(step: Any) -> None:
     assert status_after(progress(step=step)).progress.step is None
 
 

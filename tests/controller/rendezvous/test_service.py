@@ -169,7 +169,7 @@ def test_garbage_is_refused_and_changes_nothing(
     assert not lab.site.service.view(KEY, JOB_UID).generations
 
 
-def test_garbage_reports_are_passed_over(lab: Lab, client: ServiceClient) -> None:
+def test_garbage_reports_are_skipped(lab: Lab, client: ServiceClient) -> None:
     form(client, "a-0", "a-1")
     good = {"kind": "progress", "generation": 1, "step": 3, "metrics": {"loss": 0.5, "bad": float("nan"), "text": "x"}}
     bad: list[Any] = [
@@ -252,7 +252,7 @@ def replace_job(lab: Lab, uid: str = "another uid") -> None:
     lab.site.service.set_group(KEY, status=JobStatus(), job_uid=uid, alive={}, minimum=1)
 
 
-def test_what_an_agent_of_the_old_job_still_sends_is_not_the_new_jobs(lab: Lab, client: ServiceClient) -> None:
+def test_a_late_report_of_the_old_jobs_agent_is_not_counted_for_the_new_job(lab: Lab, client: ServiceClient) -> None:
     """It was let in as one of the old job, and its body came only when the name was another's."""
     form(client, "a-0", "a-1")
     report = b'{"messages": [{"kind": "resumed", "generation": 1, "step": 5}]}'
@@ -379,7 +379,7 @@ def test_a_restarted_service_asks_for_the_world_and_adopts_it(lab: Lab, client: 
         assert {wait.result()["reason"] for wait in waits} <= {"lost a-1", "removed"}
 
 
-def test_who_has_finished_before_a_restarted_service_knows_the_group_is_asked_once_more(
+def test_a_member_that_finished_before_a_restarted_service_knows_the_group_is_asked_again(
     lab: Lab, client: ServiceClient
 ) -> None:
     world = form(client, "a-0", "a-1")
@@ -399,7 +399,7 @@ def test_who_has_finished_before_a_restarted_service_knows_the_group_is_asked_on
         lab.site.service.drop(KEY)  # ends the watch
 
 
-def test_a_restarted_service_hears_from_members_that_their_ranks_stay(lab: Lab, client: ServiceClient) -> None:
+def test_a_restarted_service_learns_from_members_that_their_ranks_stay(lab: Lab, client: ServiceClient) -> None:
     world = form(client, "a-0", "a-1")
     lab.site.service.drop(KEY)
     lab.add("a-0", "a-1", "a-2")
@@ -460,7 +460,7 @@ def test_a_failure_of_any_content_is_judged(lab: Lab, client: ServiceClient, fai
         assert client.call("fail", body)["verdict"] == "rejoin"
 
 
-def test_a_launcher_that_says_that_it_stops_is_waited_for(lab: Lab, client: ServiceClient) -> None:
+def test_a_launcher_that_reports_that_it_stops_is_waited_for(lab: Lab, client: ServiceClient) -> None:
     form(client, "a-0", "a-1")
     client.call("heartbeat", {"uid": "uid-a-1", "generation": 1, "doing": "stopping", "since_s": 50.0})
     client.call("leave", {"uid": "uid-a-0", "reason": "SIGTERM"})
@@ -481,7 +481,7 @@ def test_a_group_without_workers_waits_for_none(lab: Lab, client: ServiceClient)
     assert (activity(lab).since or 0.0) > resumed_at - 0.1
 
 
-def test_garbage_of_a_heartbeat_is_passed_over(lab: Lab, client: ServiceClient) -> None:
+def test_garbage_in_a_heartbeat_is_skipped(lab: Lab, client: ServiceClient) -> None:
     form(client, "a-0", "a-1")
     for doing in (None, 7, "dancing", "x" * 1000):
         client.call("heartbeat", {"uid": "uid-a-0", "doing": doing, "since_s": "long"})
@@ -504,9 +504,7 @@ def test_a_finished_worker_starts_again_if_another_is_lost_and_ends_if_all_have_
     assert client.call("join", agent("a-2"))["state"] == "over"
 
 
-def test_a_storage_that_does_not_answer_is_in_the_status_and_no_newcomer_is_let_in(
-    lab: Lab, client: ServiceClient
-) -> None:
+def test_a_storage_that_does_not_answer_is_in_the_status(lab: Lab, client: ServiceClient) -> None:
     form(client, "a-0", "a-1")
     client.call("report", {"messages": [{"kind": "waiting", "generation": 1, "reason": "s3://b: 503"}]})
     assert (activity(lab).doing, activity(lab).detail) == ("waiting", "for s3://b: 503")
@@ -579,5 +577,5 @@ def test_a_report_wakes_no_poll_without_need(lab: Lab, client: ServiceClient) ->
         client.call("leave", {"uid": "uid-a-1", "reason": "the end of the test"})
 
 
-def test_a_worker_says_how_long_it_waits_for_its_group(client: ServiceClient) -> None:
+def test_a_worker_chooses_how_long_it_waits_for_its_group(client: ServiceClient) -> None:
     assert client.call("join", {**agent("a-0"), "within_s": 0.2}) == {"state": "waiting"}

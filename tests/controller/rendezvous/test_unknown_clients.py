@@ -113,7 +113,9 @@ def test_an_unknown_client_is_answered_from_the_head_alone(port: int, sent: byte
 
 
 @pytest.mark.parametrize("beginning", [b"", b"POST ", head(2)[:-2], head(100) + b"{", head(1 << 20) + b"{"])
-def test_who_does_not_come_to_an_end_is_cut_off(port: int, beginning: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_does_not_finish_its_request_is_disconnected(
+    port: int, beginning: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lose_patience(monkeypatch)
     with connect(port) as connected:
         connected.sendall(beginning)

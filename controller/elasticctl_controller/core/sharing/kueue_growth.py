@@ -62,7 +62,7 @@ def judge_growth(job: ElasticJob, base: Manifest, extras: Iterable[Manifest], po
     release = evicted[:spare]
     delete = _deletable(useless, spare - len(release))
     workers = admitted + len(used)
-    # No more at once than it has: a job that may have thousands must not fill the queue with requests that no quota
+    # No more at a time than it has: a job that may have thousands must not fill the queue with requests that no quota
     # covers.
     numbers = set(range(admitted + 1, min(wanted, max(1, 2 * workers)) + 1)) - {number for number, _ in listed}
     running = sum(is_active(worker) and worker.phase == PodPhase.RUNNING for worker in job.status.workers)

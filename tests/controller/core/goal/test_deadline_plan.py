@@ -117,7 +117,7 @@ def test_a_zone_that_has_dried_up_is_left_for_another() -> None:
     assert world.usd < 3
 
 
-def test_work_that_was_said_is_planned_with_until_it_is_measured() -> None:
+def test_the_stated_work_is_planned_with_until_it_is_measured() -> None:
     """Too much for the time that is left, as the user said: no worker waits for spot machines."""
     world = a_world(Goal(in_hours(2.6), work_seconds=2 * HOUR_S), [0])
     world.run(NOW + 1)
@@ -169,7 +169,7 @@ def test_a_plan_stays_while_machines_start(there: int, launch_s: float, slack: f
     assert len(asked_at) <= 10
 
 
-def test_a_budget_without_a_price_is_said_not_to_be_kept() -> None:
+def test_a_budget_without_a_price_is_reported_as_not_enforced() -> None:
     job = replace(a_goal_job(Goal(in_hours(3), budget=5.0, work_seconds=HOUR_S)), status=JobStatus())
     assert job.goal is not None
     job, _ = a_step(replace(job, goal=replace(job.goal, prices=None)), [])

@@ -47,7 +47,7 @@ def test_the_first_pool_alone_is_asked_as_long_as_it_has_machines() -> None:
     assert pools_of(world) == PoolsStatus(pool=SPOT)
 
 
-def test_who_waits_goes_to_the_next_pool_after_the_stated_time_and_the_others_stay() -> None:
+def test_waiting_workers_ask_in_the_next_pool_after_the_stated_time_and_the_others_stay() -> None:
     world = a_world({SPOT: [2]})
     world.run(NOW + WAIT_S - 1)
     assert on(world) == {SPOT: 2, ON_DEMAND: 0}
@@ -116,7 +116,7 @@ def test_as_many_go_back_as_there_are_machines() -> None:
     assert on(world) == {SPOT: 3, ON_DEMAND: 1}
 
 
-def test_a_lost_worker_does_not_wait_where_others_have_just_waited_in_vain() -> None:
+def test_a_replacement_does_not_ask_in_a_pool_that_was_just_given_up() -> None:
     world = a_world({SPOT: [2, 1]})
     world.run(NOW + TICK_S + 90)
     assert on(world) == {SPOT: 1, ON_DEMAND: 3}

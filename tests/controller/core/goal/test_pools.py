@@ -97,7 +97,7 @@ def test_a_new_job_begins_with_what_others_have_seen_but_asks_for_machines_itsel
     assert seen_of(fresh.pools[0]).leaves == 1.0
 
 
-def test_what_a_job_has_seen_itself_counts_more() -> None:
+def test_a_jobs_own_evidence_counts_more() -> None:
     own = replace(POOR, up_ends=(0.0, 0.0, 0.0), up=True, short_since=None, at=Timestamp(NOW))
     job = a_job(status=JobStatus(plan=PlanStatus(pools=(own,))))
     plan = plan_of(job, Observed(seen_pools=evidence().of(job)))
@@ -133,7 +133,7 @@ def test_it_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [len(found.of(a_job(namespace=namespace)).pools) for namespace in "abc"] == [0, 1, 1]
 
 
-def test_what_changes_cost_others_is_what_a_new_job_begins_with() -> None:
+def test_a_new_job_starts_with_what_changes_cost_others() -> None:
     found, costs = evidence(), (20.0, 2.0, 9.0, 30.0)
     assert found.of(a_job()).costs == ()
     found.record(a_job(), JobStatus(plan=PlanStatus(pools=(POOR,), costs=(180.0, 10.0, 30.0, 300.0))))
@@ -184,7 +184,7 @@ def test_a_machine_that_was_there_already_does_not_say_how_long_others_take() ->
     assert start_s([a_pod(0, ON_DEMAND, 1)], 15) <= 15 * STEP  # where nothing else is known
 
 
-def test_of_spot_machines_the_quickest_counts_and_more() -> None:
+def test_a_start_on_spot_takes_somewhat_longer_than_the_quickest_one() -> None:
     """One had to wait for a machine."""
     assert start_s([a_pod(0, SPOT, 20)], 40) >= 1.5 * 40
     assert start_s([a_pod(0, SPOT, 20), a_pod(1, ON_DEMAND, 30)], 40) <= 40 * STEP

@@ -348,7 +348,7 @@ def test_a_worker_that_is_removed_is_not_in_the_next_generation_and_not_waited_f
     assert names(group) == ["job-worker-0", "job-worker-1"]
 
 
-def test_one_that_has_left_is_not_waited_for_while_its_pod_still_ends() -> None:
+def test_a_worker_that_has_left_is_not_waited_for_while_its_pod_still_ends() -> None:
     group = formed(0, 1)
     group.leave("u1", "goes", 5.0)
     group.set_alive(alive(0, 1), 1, 5.1)
@@ -420,7 +420,7 @@ def test_a_silent_worker_explains_the_lost_connections_of_the_others() -> None:
     assert group.verdict("u0", 1) == "rejoin"
 
 
-def test_the_ends_of_others_are_waited_for_but_not_for_long_after_an_error_of_ones_own() -> None:
+def test_the_ends_of_others_are_waited_for_but_not_for_long_after_a_ranks_own_error() -> None:
     group = formed(0, 1)
     fail(group, 0, 1.0)
     assert group.act_if_due(1.0) == pytest.approx(CULPRIT_S)
@@ -657,7 +657,7 @@ HANG = RankFailure("application", "job-worker-0", error="the group hangs: rank 0
     ("found_at", "heard", "failures"),
     [(40.0, True, 0), (60.0, False, 0), (60.0, True, 1)],
 )
-def test_a_hang_is_no_failure_where_no_service_could_hear_a_member(
+def test_a_hang_is_no_failure_if_no_service_could_hear_a_member(
     adopted: bool, found_at: float, heard: bool, failures: int
 ) -> None:
     """Its machine may have been cut off, which looks the same to its peers."""
@@ -832,7 +832,7 @@ def test_a_group_that_never_reports_is_not_waited_for_forever() -> None:
     assert names(group) == ["job-worker-2"]
 
 
-def test_a_worker_that_a_restarted_service_has_not_heard_of_is_left_out_before_it_is_replaced() -> None:
+def test_a_worker_that_has_not_called_a_restarted_service_is_left_out_before_it_is_replaced() -> None:
     """Its request may be waiting for an answer of the service that has gone."""
     group = restored(0, 1, 2)
     group.set_alive(alive(0, 1, 2), 1, 50.0)
@@ -883,7 +883,7 @@ def test_the_group_is_over_once_every_member_has_finished_and_is_not_started_aga
     assert (group.state, group.generation) == (GroupState.OVER, 1)
 
 
-def test_one_that_is_lost_before_it_has_finished_is_not_counted_as_finished() -> None:
+def test_a_worker_that_is_lost_before_it_has_finished_does_not_count_as_finished() -> None:
     group = formed(0, 1, 2)
     for uid in ("u0", "u1"):
         group.finish(uid, 1, 8.0)

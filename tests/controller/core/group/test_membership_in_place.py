@@ -67,7 +67,7 @@ def test_a_member_that_has_to_restart_its_ranks_ends_the_generation() -> None:
     assert group.failures.count == 0
 
 
-def test_a_newcomer_gets_ready_first_and_one_that_is_in_already_hears_so() -> None:
+def test_a_newcomer_prepares_first_and_a_member_gets_the_world() -> None:
     group = staying(0, 1)
     group.set_alive({**group.members.alive, "u2": "job-worker-2"}, 1, 5.0)
     assert group.has_to_prepare(member(2), 0, 5.0)

@@ -48,7 +48,7 @@ def test_it_leaves_without_a_successor_before_its_deadline() -> None:
     assert group.stay_s("u1", 116.0) == 0.0
 
 
-def test_one_without_a_deadline_waits_for_its_successor() -> None:
+def test_a_worker_without_a_deadline_waits_for_its_replacement() -> None:
     group = warned(1, deadline=None)
     assert group.act_if_due(1e6) is None
     assert group.state is GroupState.TRAINING
@@ -65,7 +65,7 @@ def test_two_with_notice_cost_the_group_one_stop() -> None:
     assert group.notices.departing == {"u1", "u2"}
 
 
-def test_what_the_cluster_says_can_be_taken_back() -> None:
+def test_a_notice_of_the_cluster_can_be_withdrawn() -> None:
     group = formed(0, 1)
     group.notices.given = {"u1": LeaveNotice("Karpenter is removing its node")}
     group.act_if_due(10.0)
@@ -78,7 +78,7 @@ def test_what_the_cluster_says_can_be_taken_back() -> None:
     assert group.drain.reason == "job-worker-2 joined", "it is an ordinary newcomer"
 
 
-def test_who_is_in_the_group_already_has_taken_a_place() -> None:
+def test_a_worker_in_the_group_has_taken_its_place() -> None:
     group = warned(1)
     group.set_alive(alive(0, 1, 2, 3), 1, 20.0)
     group.note_sign("u0", 20.0, "exporting")

@@ -44,7 +44,7 @@ def test_a_group_that_stands_still_leaves_out_the_member_whose_host_does_not_ans
     assert not group.signs.silent, "it has called 2 s ago: it is left out, not deleted"
 
 
-def test_one_that_turns_out_to_be_alive_comes_back_as_a_newcomer() -> None:
+def test_a_worker_that_turns_out_to_be_alive_returns_as_a_newcomer() -> None:
     group = training(0, 1, 2)
     group.lose_contact("u1", 11.0)
     next_event(group, 11.0)
@@ -57,7 +57,7 @@ def test_one_that_turns_out_to_be_alive_comes_back_as_a_newcomer() -> None:
     assert group.drain is not None, "it is taken in"
 
 
-def test_ranks_that_reach_each_other_train_on_without_the_service() -> None:
+def test_ranks_that_reach_each_other_continue_to_train_without_the_service() -> None:
     group = training(0, 1, 2)
     group.lose_contact("u1", 10.5)
     for second in range(11, 200):
@@ -99,7 +99,7 @@ def test_a_first_step_may_take_as_long_as_it_likes_unless_its_ranks_are_seen_not
     assert group.state is GroupState.FORMING
 
 
-def test_one_that_calls_again_in_time_is_no_longer_unreachable() -> None:
+def test_a_worker_that_calls_again_in_time_is_no_longer_unreachable() -> None:
     group = training(0, 1)
     group.lose_contact("u1", 11.0)
     group.note_sign("u1", 11.0 + UNREACHABLE_S / 2)
@@ -107,7 +107,7 @@ def test_one_that_calls_again_in_time_is_no_longer_unreachable() -> None:
     assert group.state is GroupState.TRAINING
 
 
-def test_one_that_has_hung_up_and_does_not_call_again_is_left_out() -> None:
+def test_a_worker_that_has_hung_up_and_does_not_call_again_is_left_out() -> None:
     """All processes of its machine have ended, and its kernel has closed their connections."""
     group = training(0, 1, 2)
     group.lose_contact("u1", 11.0, hung_up=True)
@@ -129,7 +129,7 @@ def test_several_that_hang_up_together_are_not_unreachable() -> None:
     assert group.reason == "cannot reach job-worker-0", "it has been alone"
 
 
-def test_a_broken_connection_says_nothing_of_a_launcher_that_calls_again() -> None:
+def test_a_launcher_that_calls_again_after_a_broken_connection_is_not_unreachable() -> None:
     group = training(0, 1, 2)
     group.lose_contact("u1", 11.0, hung_up=True)
     group.note_sign("u1", 11.0 + HUNG_UP_S / 2)
@@ -178,7 +178,7 @@ def test_a_group_that_is_too_small_waits_for_a_member_that_gives_signs_of_life()
     assert not group.signs.overdue
 
 
-def test_who_is_silent_is_left_out_once_the_others_say_that_they_do_not_move() -> None:
+def test_a_silent_worker_is_left_out_once_the_others_report_that_they_stand_still() -> None:
     """Its host has vanished while no call of its launcher was open, so that no connection could break."""
     group = training(0, 1, 2)
     for index in (0, 2):

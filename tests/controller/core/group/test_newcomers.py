@@ -63,7 +63,7 @@ def test_a_change_is_a_generation_in_which_a_member_is_missing() -> None:
         (ProgressStatus(step=1, total_steps=301), None),
     ],
 )
-def test_what_remains_is_known_where_there_is_an_end_and_a_pace(
+def test_the_remaining_time_is_known_with_a_last_step_and_a_pace(
     progress: ProgressStatus, remaining_s: float | None
 ) -> None:
     assert measure_growth([record(1, "ab", 0.0, NOW - 100.0)], {}, progress, NOW).remaining_s == remaining_s
@@ -106,7 +106,7 @@ def test_an_automatic_group_waits_for_those_on_their_way_as_long_as_it_pays() ->
     assert group.next_generation.growth == ""
 
 
-def test_it_does_not_wait_for_ever() -> None:
+def test_it_does_not_wait_forever() -> None:
     group = formed("ab", automatic=True)
     again_s = joins(group, "c", 100.0, "abcd")
     group.act_if_due(100.0 + again_s)

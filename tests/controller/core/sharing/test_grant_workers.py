@@ -128,7 +128,7 @@ def test_unused_slots_are_borrowed_and_reported_as_borrowed() -> None:
     assert [(one.project, one.used, one.borrowed) for one in found.usage] == [("a", 4, 2), ("b", 0, 0)]
 
 
-def test_who_lends_is_named_with_what_it_lends() -> None:
+def test_lenders_are_named_with_what_they_lend() -> None:
     projects = [guaranteed("b", 2), guaranteed("c", 1)]
     words = {most: decided(a_pool(8), [a_claim("a/x", most)], *projects).grants["a/x"].words for most in (5, 6, 8)}
     assert words[5] == "has all 5 workers that it asks for; 5 GPUs beyond what a is guaranteed"
@@ -176,7 +176,7 @@ def test_priority_suspends_the_lowest_when_parts_do_not_do() -> None:
     assert found.grants["a/low"].words == "waits for 3 GPUs held by jobs of higher priority, such as a/urgent"
 
 
-def test_who_was_suspended_comes_back_by_itself() -> None:
+def test_a_suspended_job_resumes_by_itself() -> None:
     low = a_claim("a/low", 3, priority=-1, submitted_at=1.0, changed_at=NOW - 5, ran=True)
     found = decided(a_pool(8), [low])
     assert sizes(found) == {"a/low": 3}
@@ -243,7 +243,7 @@ def test_demand_up_to_the_most_is_stated_for_autoscalers() -> None:
     assert {key: grant.pending for key, grant in found.grants.items()} == {"a/x": 12, "a/y": 8}
 
 
-def test_demand_beyond_a_limit_is_none() -> None:
+def test_demand_beyond_a_limit_is_not_stated() -> None:
     found = decided(a_pool(4), [a_claim("a/x", 2, 16), a_claim("a/y", 8)], Project("a", limit={"t4": 6}))
     assert {key: grant.pending for key, grant in found.grants.items()} == {"a/x": 2, "a/y": 0}
 
@@ -262,7 +262,7 @@ def test_a_pool_that_is_not_there_is_waited_for(pool: SharedPool, reason: GrantR
     assert grant.pending == 4
 
 
-def test_less_for_want_of_nodes_says_so() -> None:
+def test_a_lack_of_nodes_is_named_as_the_reason() -> None:
     assert decided(a_pool(4), [a_claim("a/x", 2, 6)]).grants["a/x"].words == "has 4 of 6 workers: t4 has 4 GPUs in all"
     shrunk = decided(a_pool(4), [a_claim("a/x", 2, 6, granted=6)]).grants["a/x"]
     assert shrunk.change == "gives up 2 workers: t4 has only 4 GPUs"
@@ -308,7 +308,7 @@ def test_a_node_is_cleared_of_workers_that_fit_elsewhere() -> None:
 
 
 @pytest.mark.parametrize(("packings", "third"), [(grant_workers.PACKINGS, 2), (1, 0)])
-def test_what_does_not_fit_the_nodes_goes_without(packings, third, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_claim_that_does_not_fit_the_nodes_gets_nothing(packings, third, monkeypatch: pytest.MonkeyPatch) -> None:
     """Six slots for two workers and one of two slots each, of which two fit; who takes the rest is decided again."""
     monkeypatch.setattr(grant_workers, "PACKINGS", packings)
     claims = [
@@ -330,7 +330,7 @@ def test_small_workers_that_come_first_do_not_stand_in_the_way_of_large_ones() -
     assert found.grants["c/small"].nodes == ("n1", "n1")
 
 
-def test_what_would_change_to_and_fro_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_division_that_would_alternate_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """Claims that have something get nothing, and the other way round: a division that never comes to rest."""
     divide = grant_workers.divide
 

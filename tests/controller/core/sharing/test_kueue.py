@@ -58,7 +58,7 @@ def test_a_job_is_put_into_the_queue_once_it_is_suspended_and_has_no_workers() -
     assert judge_admission(queued(), None, 0) == KueueVerdict(held=words, step=KueueStep.CREATE)
 
 
-def test_it_waits_and_says_for_what() -> None:
+def test_it_waits_and_reports_for_what() -> None:
     workload = stored(queued())
     assert judge_admission(queued(), workload, 0) == KueueVerdict(held="waits to be admitted to Kueue's queue team")
     assert judge_admission(queued(suspend=False), workload, 0).step is KueueStep.STOP
@@ -177,7 +177,7 @@ def test_a_workload_asks_for_the_workers_and_is_the_jobs_own() -> None:
     assert (pods["name"], pods["count"], "minCount" in pods) == ("workers", 3, False)
 
 
-def test_of_a_pod_it_says_where_it_fits_and_no_more() -> None:
+def test_the_workload_has_only_the_fields_that_decide_where_a_pod_fits() -> None:
     [pods] = build_workload(queued(), API_VERSION, None)["spec"]["podSets"]
     container = {"name": "elasticjob-worker", "image": "trainer", "resources": {"limits": {GPU_RESOURCE: 2}}}
     assert pods["template"] == {
@@ -221,7 +221,9 @@ def test_a_job_of_automatic_size_asks_for_its_minimum_and_another_for_all() -> N
         ),
     ],
 )
-def test_a_priority_is_said_in_the_words_of_the_version(version: str, of_pods: bool, spec: dict[str, object]) -> None:
+def test_a_priority_is_written_in_the_fields_of_the_api_version(
+    version: str, of_pods: bool, spec: dict[str, object]
+) -> None:
     template = {"spec": {**TEMPLATE["spec"], "priorityClassName": "high" if of_pods else "pods'"}}
     job = queued(template=template, priority_class="" if of_pods else "high")
     assert priority_class(job) == PriorityClass("high", of_pods)
@@ -367,7 +369,7 @@ def test_it_waits_again_immediately_unless_kueue_says_when(
     assert conditions(build_release(workload, NOW))["Requeued"]["status"] == again
 
 
-def test_what_was_never_admitted_is_not_said_to_be_no_longer() -> None:
+def test_a_workload_that_was_never_admitted_gets_no_condition_about_that() -> None:
     found = conditions(build_release(stored(queued(), "QuotaReserved"), NOW))
     assert {name: item["status"] for name, item in found.items()} == {"QuotaReserved": "False"}
 

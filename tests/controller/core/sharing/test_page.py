@@ -59,7 +59,7 @@ def build_project(name: str, guaranteed: int | None, limit: int | None, weight: 
 
 
 @pytest.mark.seeds(50, search=1000)
-def test_stories_go_as_the_page_says(seed: int) -> None:
+def test_scenarios_follow_the_documented_rules(seed: int) -> None:
     """Jobs, nodes and quotas come and go in virtual time, and each division is the page's.
 
     `Place.decide` checks besides that nothing is over-committed, and that no limit is passed. At the end nothing
