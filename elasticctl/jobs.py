@@ -189,7 +189,7 @@ class Job:
 
     def status(self) -> JobStatus:
         """Return the present status: phase, workers, progress and metrics, checkpoint, interruptions."""
-        return self._read(self.manifest()).status
+        return ElasticJob.from_manifest(self.manifest()).status
 
     def wait(self, *, timeout_s: float | None = None, running: bool = False, check: bool = False) -> JobStatus:
         """Wait until the job has ended (`running`: or enough workers run), and return its status.
@@ -224,16 +224,15 @@ class Job:
         A row has `step`, `at` (seconds since the epoch) and numbers, which may be NaN or infinite. Raises
         JobStorageError if this machine cannot read the storage.
         """
-        from elasticctl.cluster.stored_metrics import StoredMetrics
+        from elasticctl.operations.metrics import StoredMetrics
 
-        rows = StoredMetrics(self._read(self.manifest())).read_new()
+        rows = StoredMetrics(ElasticJob.from_manifest(self.manifest())).read_new()
         return [
             {name: float(value) if isinstance(value, str) else value for name, value in row.items()} for row in rows
         ]
 
     def scale(self, workers: int) -> None:
         """Change the number of workers. Raises UsageError outside of its bounds, ConflictError once it has ended."""
-
         scale(self._target, self._found, ScaleRequest(to=workers))
 
     def suspend(self) -> None:
@@ -251,10 +250,6 @@ class Job:
     def delete(self) -> None:
         """Delete the job, its workers and its logs, even while it runs; its checkpoints stay."""
         lifecycle.delete(self._target, self._found)
-
-    @staticmethod
-    def _read(manifest: Manifest) -> ElasticJob:
-        return ElasticJob.from_manifest(manifest)
 
 
 def _reach(context: str, namespace: str) -> Target:

@@ -1,9 +1,9 @@
 """Frozen dataclasses <-> the camelCase JSON of Kubernetes objects.
 
-Decoding never raises (`elasticctl_protocol.codec`): a controller has to live with whatever an object holds. Strict
-checking of user input is the JSON schema's work (`elasticctl.api.validation`).
+Decoding never raises (`elasticctl_protocol.codec`): an object can hold anything, and the controller must cope.
+The JSON schema checks user input strictly (`elasticctl.api.validation`).
 
-Times are RFC 3339 strings. Long lists of workers have a form of their own, so that the status of a thousand of them
+Times are RFC 3339 strings. Long lists of workers have a compact form, so that the status of a thousand workers
 fits into an object.
 """
 

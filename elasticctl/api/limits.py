@@ -172,7 +172,7 @@ def _matches(image: str, allowed: str) -> bool:
 
 
 def _is_below(url: str, allowed: str) -> bool:
-    """True if this URL is the allowed one or below it. The query says where the storage is, and has to be the same."""
+    """True if this URL is the allowed one or below it. The query says where the storage is, and must be the same."""
     (path, _, query), (base, _, base_query) = url.partition("?"), allowed.partition("?")
     base = base.rstrip("/")
     below = path.rstrip("/") == base or path.startswith(base + "/")

@@ -220,7 +220,7 @@ def usage_by_pool(rows: Iterable[ProjectUsage], held: Iterable[JobSlots], *, all
     """A row for each pool of `rows`; `all_seen`: `held` lists every job."""
     sizes: dict[str, int] = {}
     for item in held:
-        if item.pool_slots:  # statuses are not updated at once when nodes come and go: the least is safe
+        if item.pool_slots:  # statuses lag behind when nodes come and go: the smallest is safe
             sizes[item.pool] = min(item.pool_slots, sizes.get(item.pool, item.pool_slots))
     taken: defaultdict[str, int] = defaultdict(int)
     for row in rows:

@@ -11,9 +11,8 @@ _FOR_EVER_S = 1e12
 """Durations calculated from odd numbers may be infinite; this is the most that is printed."""
 
 
-# Control characters but for tabs and newlines; those by which text claims to run the other way, or hides that something
-# is there (but for the joiners that scripts and emoji are written with); and halves of characters, which nothing can
-# print.
+# Control characters, except tabs and newlines; characters that reverse the direction of text or are invisible, except
+# the joiners that scripts and emoji need; and lone surrogates, which cannot be printed.
 _CONTROLS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff"
     "\ufff9-\ufffb\U000e0000-\U000e0fff]"

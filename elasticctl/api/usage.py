@@ -10,8 +10,8 @@ from elasticctl.api.codec import Timestamp
 from elasticctl_protocol.reports import GpuUsage, StepShares
 
 MOST_WORKERS = 64
-"""Of more workers than this, those that use their GPUs (without any, their processors) least are kept: a status has to
-stay small, and who looks at machines in use looks for those that are not."""
+"""The most workers in a status, which must stay small: those whose GPUs, or processors, are used least. A reader of
+machine usage looks for idle machines."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import gc
 import sys
 
 GARBAGE_AFTER_OBJECTS = 50_000
-"""More than a verb makes that ends at once; those that go on have their garbage collected all the same."""
+"""More objects than a short verb creates; garbage of long-running ones is still collected."""
 
 INTERRUPTED = 130
 

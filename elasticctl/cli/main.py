@@ -33,21 +33,21 @@ _SECTIONS = {
     "See what jobs do": {
         "list": ("list_status", "List jobs"),
         "status": ("list_status", "Show the state of a job"),
-        "logs": ("logs", "Print the output of a job's workers"),
+        "logs": ("logs_wait", "Print the output of a job's workers"),
         "top": ("top", "Show how jobs use CPUs, memory and GPUs"),
         "events": ("events", "Show what happened to a job, in order"),
         "history": ("events", "Show a job's interruptions and scalings, and what they cost"),
         "compare": ("compare", "Show how two jobs differ: arguments, code, results, cost"),
         "dashboard": ("dashboard", "Show jobs, their curves and costs in a browser"),
-        "wait": ("wait", "Wait until a job ends"),
+        "wait": ("logs_wait", "Wait until a job ends"),
     },
     "Find out what is wrong": {
-        "explain": ("explain", "Explain why a job is waiting, restarting or failed"),
-        "describe": ("describe", "Show everything about a job"),
+        "explain": ("describe_explain", "Explain why a job is waiting, restarting or failed"),
+        "describe": ("describe_explain", "Show everything about a job"),
         "stacks": ("stacks", "Print the Python stacks of all ranks"),
-        "exec": ("exec", "Run a command in a worker"),
-        "shell": ("exec", "Open a shell in a worker"),
-        "debug": ("debug", "Open a shell in a copy of a failed job's worker"),
+        "exec": ("exec_debug", "Run a command in a worker"),
+        "shell": ("exec_debug", "Open a shell in a worker"),
+        "debug": ("exec_debug", "Open a shell in a copy of a failed job's worker"),
         "cp": ("cp", "Copy files to or from a worker"),
         "port-forward": ("port_forward", "Forward local ports to a worker"),
     },
@@ -56,7 +56,7 @@ _SECTIONS = {
         "preempt": ("lifecycle", "Remove a worker, as a spot reclaim would"),
         "suspend": ("lifecycle", "Stop a job's workers until it is resumed"),
         "resume": ("lifecycle", "Resume a suspended job"),
-        "move": ("move", "Continue a job in another context"),
+        "move": ("lifecycle", "Continue a job in another context"),
         "cancel": ("lifecycle", "Stop a job permanently"),
         "delete": ("lifecycle", "Delete a job, its workers and its logs"),
         "prune": ("prune", "Delete old jobs that have ended"),
@@ -93,7 +93,7 @@ class Verbs(VerbGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return a stub with the verb's name, which is all that completion needs; `resolve_command` returns the verb.
 
-        It has no help text: Typer would import rich to show it beside a completion, which takes longer than the rest.
+        It has no help text: Typer would import rich to show it next to a completion, which takes longer than the rest.
         """
         return TyperCommand(cmd_name) if cmd_name in _MODULES else None
 
@@ -185,7 +185,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130 if isinstance(e.__cause__ or e.__context__, KeyboardInterrupt) else 1
     except KeyboardInterrupt:
         return 130
-    except SystemExit as e:  # Typer ends the process so when nobody reads the output any more
+    except SystemExit as e:  # how Typer ends when the reader of the output has gone
         if not isinstance(e.__context__, BrokenPipeError):
             raise
         return _report_error(e.__context__, debug)
@@ -195,7 +195,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _report_error(error: typer.TyperException | ElasticctlError | OSError, debug: bool) -> int:
     if isinstance(error, BrokenPipeError):
-        # Whoever read our output has enough of it. Python would complain when it flushes at exit.
+        # The reader of our output has closed it. Python would complain when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     if debug:

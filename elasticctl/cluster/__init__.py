@@ -18,7 +18,7 @@ def connect(context: Context, *, starts: bool = True) -> Cluster:
 
     Raises what `kubeapi.connection.connect` raises.
     """
-    # Imported on use, so that nobody pays for a client that is not needed.
+    # Imported on use: a client that is not needed costs no time.
     from elasticctl.cluster.audit_log import AuditLog, login_name, recorded
 
     if context.provider == LOCAL:

@@ -110,20 +110,20 @@ def append_line(path: Path, line: str) -> None:
     try:
         os.write(descriptor, line.encode(errors="replace"))
         if os.fstat(descriptor).st_size >= MAX_AUDIT_BYTES:
-            put_aside(path, descriptor)
+            rotate(path, descriptor)
     finally:
         os.close(descriptor)
 
 
-def put_aside(path: Path, descriptor: int) -> None:
-    """Rename a file that is full, once: whoever finds that another process has done so leaves its successor alone."""
+def rotate(path: Path, descriptor: int) -> None:
+    """Rename a full file, once: if another process has done so already, its successor is left alone."""
     with suppress(OSError):  # the line is written; the next process tries again
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         if os.path.samestat(os.fstat(descriptor), os.lstat(path)):
-            path.rename(_put_aside_as(path))
+            path.rename(_rotated(path))
 
 
-def _put_aside_as(path: Path) -> Path:
+def _rotated(path: Path) -> Path:
     return path.with_name(f"{path.name}.1")
 
 
@@ -131,7 +131,7 @@ def read_audit(path: Path) -> list[dict[str, Any]]:
     """The changes made from this machine, oldest first; lines that cannot be read are left out."""
     found = []
     lines = []
-    for file in (_put_aside_as(path), path):
+    for file in (_rotated(path), path):
         with suppress(FileNotFoundError):
             lines += file.read_bytes().splitlines()
     for line in lines:
@@ -218,7 +218,7 @@ class Recorded:
     def _publish(self, job: Manifest, change: Change) -> None:
         if self._publish_event is not None:
             said = f": {change.words}" if change.words else ""
-            with suppress(ClusterError):  # whoever may change jobs need not be allowed to write events
+            with suppress(ClusterError):  # the right to change jobs does not include that to write events
                 self._publish_event(job, "Changed", f"{change.verb} by {change.by} with {change.client}{said}")
 
 
@@ -255,14 +255,14 @@ def name_client(cluster: Cluster, client: str) -> None:
         cluster.log.client = client
 
 
-def note_deleted_checkpoints(cluster: Cluster, namespace: str, job: str, deleted: str) -> None:
+def record_deleted_checkpoints(cluster: Cluster, namespace: str, job: str, deleted: str) -> None:
     """Record that checkpoints of a job were deleted."""
     if isinstance(cluster, Recorded):
         change = cluster.log.change("delete checkpoints", (FieldChange("checkpoints", deleted),))
         cluster.record_change(namespace, job, change)
 
 
-def note_here(verb: str, kind: str, name: str, was: str = "", now: str = "") -> None:
+def record_locally(verb: str, kind: str, name: str, was: str = "", now: str = "") -> None:
     """Record, only on this machine, a change to something that is not an object in a cluster."""
     log = AuditLog("", login_name)
     fields = (FieldChange(kind, was, now),) if was or now else ()

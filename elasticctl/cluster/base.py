@@ -7,6 +7,7 @@ methods that take a job's name raise `NotFoundError` when there is no such job.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -14,13 +15,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from elasticctl.api.codec import Manifest as Manifest
+from elasticctl.api.errors import UsageError
+from elasticctl.api.text import quote, visible
 
 if TYPE_CHECKING:
     from elasticctl.api.spec import ElasticJob
-import re
-
-from elasticctl.api.errors import UsageError
-from elasticctl.api.text import quote, visible
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +83,9 @@ class Cluster(Protocol):
         """Return uid -> pods, in order of index, of jobs that have just been read; no pods for a job that is gone."""
 
     def evict_pod(self, namespace: str, name: str, *, grace_s: float) -> None:
-        """Evict a worker, as a machine that is reclaimed does; its job creates another.
+        """Evict a worker, as when its machine is reclaimed; its job creates another.
 
-        It gets SIGTERM and, after `grace_s` seconds, SIGKILL; with 0, SIGKILL at once. Returns once the request is
+        It gets SIGTERM and, after `grace_s` seconds, SIGKILL; with 0, SIGKILL immediately. Returns once the request is
         stored. NotFoundError when there is no such pod, ConflictError when it has ended.
         """
 

@@ -40,7 +40,7 @@ class Stacks:
 
 
 def read_stacks(access: WorkerAccess, job: ElasticJob, workers: Sequence[Manifest]) -> list[Stacks]:
-    """Look at the ranks of these workers of a job, all at once. Blocks. Raises UsageError for another launcher."""
+    """Read the stacks of a job's ranks on these workers, in parallel. Blocks. UsageError for another launcher."""
     made = hardware(job)
     if not made.launched:
         raise UsageError(f"{job.name} does not run under elasticctl-launch, which knows its ranks")
@@ -64,7 +64,7 @@ def _read_worker(access: WorkerAccess, worker: Manifest, launcher: str) -> Stack
         seen = as_mapping(json.loads(out.said))
     except (ValueError, RecursionError):
         said = shorten(err.said[:4096].decode("utf-8", "replace"))
-        return Stacks(name, trouble=f"its launcher cannot look at ranks (exit code {code}: {said})")
+        return Stacks(name, trouble=f"its launcher cannot read stacks (exit code {code}: {said})")
     ranks = tuple(as_mapping(one) for one in as_list(seen.get("ranks")))
     return Stacks(name, ranks, str(seen.get("trouble") or ""))
 

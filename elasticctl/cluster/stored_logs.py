@@ -67,7 +67,7 @@ class ReadLines:
         self._last.append((at, text[:KEY_CHARS]))
 
     def note_gap(self) -> None:
-        """Note that lines are missing between those that have been read and the next: numbers say nothing any more."""
+        """Note that lines are missing before the next one: from here on, line numbers cannot be compared."""
         self._whole = False
 
     def rest(self, copy: Sequence[NumberedLine]) -> Sequence[NumberedLine]:

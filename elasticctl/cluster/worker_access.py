@@ -1,8 +1,8 @@
 """`WorkerAccess`: what the client does in a worker that runs: it runs commands there, and connects to ports.
 
 Two implementations, `LocalWorkerAccess` and `KubeWorkerAccess`, pass one contract test
-(tests/support/worker_access_contract). A worker is its pod's manifest, as `Cluster.pods_of` returns it: whatever is
-done goes to that incarnation, or fails. A command has the worker's environment and runs in the folder in which the
+(tests/support/worker_access_contract). A worker is its pod's manifest, as `Cluster.pods_of` returns it: every act
+applies to that incarnation, or fails. A command has the worker's environment and runs in the folder in which the
 worker runs its script.
 """
 
@@ -41,13 +41,13 @@ class WorkerAccess(Protocol):
     def run(self, worker: Manifest, argv: Sequence[str], streams: Streams) -> int:
         """Run a command and return its exit code: 128 + N for one that signal N has ended, 127 for no such program.
 
-        Raises ForbiddenError, with the missing right, for somebody who may not.
+        Raises ForbiddenError, which names the missing right.
         """
 
-    async def carry(
+    async def forward(
         self, worker: Manifest, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Connect to a port of the worker and carry what comes on either side to the other, until one closes.
+        """Connect to a port of the worker and forward both directions, until one side closes.
 
         Raises what `run` does, and ConflictError where nothing listens on the port.
         """

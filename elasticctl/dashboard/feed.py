@@ -112,7 +112,7 @@ class ProjectPoller:
     def poll(self, jobs: Iterable[ElasticJob]) -> Projects:
         """Return what the page shows; `jobs` are the page's own, just read. Never raises.
 
-        The cluster is queried at intervals, and at once if the usage of these jobs has changed.
+        The cluster is queried at intervals, and immediately if the usage of these jobs has changed.
         """
         own, began = usage_by_job(jobs), self._clock()
         if began >= self._due_at or (own != self._own and began >= self._rests_until):
@@ -161,7 +161,7 @@ class ProjectPoller:
 
 POLL_S = 2.0
 SHARE = 0.1
-"""At most this share of the time a request takes: a slow cluster is polled less often. Decoding is our own affair."""
+"""At most this share of the time a request takes: a slow cluster is polled less often. Decoding does not count."""
 MAX_PAUSE_S = 60.0
 
 Key = tuple[str, str]
@@ -215,7 +215,7 @@ class JobFeed:
         return self._jobs.get(key)
 
     def poll_now(self) -> None:
-        """Poll again at once: something has changed."""
+        """Poll again immediately: something has changed."""
         self._poll_soon.set()
 
     async def wait_for_change(self, timeout_s: float) -> None:
@@ -242,7 +242,7 @@ class JobFeed:
             jobs, rows = await run_in_thread(self._read)
         except ElasticctlError as e:
             fresh, self.trouble = str(e) != self.trouble, str(e)
-            if isinstance(e, ForbiddenError):  # who may not see them any more does not see them as they were
+            if isinstance(e, ForbiddenError):  # a user who may no longer list them must not see their last state
                 self._jobs, self._known = {}, {}
                 self.rows.replace(())
             self._notify(fresh)
@@ -252,10 +252,10 @@ class JobFeed:
         if self._project_poll is None or self._project_poll.done():
             if self._project_poll is not None:
                 self._project_poll.result()  # raises only if we have a bug
-            self._project_poll = asyncio.create_task(self._poll_projects_beside(list(jobs.values())))
+            self._project_poll = asyncio.create_task(self._poll_projects_in_background(list(jobs.values())))
 
-    async def _poll_projects_beside(self, jobs: list[ElasticJob]) -> None:
-        """Poll projects in the background: it may take far longer than the jobs."""
+    async def _poll_projects_in_background(self, jobs: list[ElasticJob]) -> None:
+        """Poll projects separately: it may take far longer than the jobs."""
         found = await run_in_thread(lambda: self._poll_projects(jobs))
         if found != self.projects:
             self.projects = found

@@ -2,7 +2,7 @@
 
     GET  /                    the page, and its files next to it; what it requests is in `user_api`
     GET  /in/{namespace}/     the same for one namespace
-    GET  BASE/session         who is logged in: {"user": …}; 401 with {"error": …, "asks": …} where nobody is
+    GET  BASE/session         who is logged in: {"user": …}; 401 with {"error": …, "asks": …} if no one is
     POST BASE/login           {"token": …}: a token of the cluster; it begins a session, and answers with a cookie
     POST BASE/logout          ends it
     GET  /healthz             for the kubelet

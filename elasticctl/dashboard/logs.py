@@ -30,7 +30,7 @@ class Page:
     the epoch.
 
     Without `since` the newest; with `until` the last ones up to it, else the first ones. `skip` lines of that moment
-    are known already: many lines may have been printed at once.
+    are known already: many lines may have the same time.
     """
 
     worker: str = ""

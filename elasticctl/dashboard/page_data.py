@@ -1,7 +1,7 @@
 """The JSON for the page: a row of the job list, the details of one job, and the projects of a shared cluster.
 
 Moments are seconds since the epoch, durations seconds, money US dollars; unknown values are None or left out. Texts
-come from whoever wrote the job: they are truncated here, and the page never interprets them as markup.
+come from the job's author: they are truncated here, and the page never interprets them as markup.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from elasticctl.api.observed.history import (
     not_finite_text,
     samples_per_s,
     steps_per_s,
+    unplanned_ends,
 )
 from elasticctl.api.observed.plan_text import outlook_text
 from elasticctl.api.observed.timeline import TimelineEntry, timeline
@@ -29,7 +30,7 @@ from elasticctl.api.observed.workers import count_workers, known_workers, rank_c
 from elasticctl.api.podtemplate import capacity, hardware
 from elasticctl.api.quota import JobSlots, PoolUsage, ProjectUsage, usage_by_pool, usage_by_project
 from elasticctl.api.spec import ElasticJob
-from elasticctl.api.status import Cause, Curve, Interruption, JobStatus, Phase, Scaling, WorkerStatus
+from elasticctl.api.status import Curve, Interruption, JobStatus, Phase, Scaling, WorkerStatus
 from elasticctl.dashboard.machines import idle_count, machines_data, usage_history_data
 from elasticctl.diagnosis import Case, Finding, Severity, diagnose
 
@@ -85,7 +86,7 @@ Projects = dict[str, Any]
 
 MAX_TEXT = 500
 MAX_FINDING = 2_000
-"""Of a sentence of ours: what it quotes is shortened already, and must not cost its end."""
+"""Of a sentence of ours, whose quotations are shortened already."""
 MAX_ROWS = 200
 MAX_JOBS = 100
 
@@ -127,8 +128,6 @@ MAX_WORKERS = 200
 MAX_ENTRIES = 100
 MAX_RANKS = 512
 
-_PLANNED = (Cause.SCALED_IN, Cause.COMPLETED)
-
 
 def job_row(job: ElasticJob, now: float) -> Row:
     """A job in the list. It changes when the job does, its cost by a cent or its goodput by 1 %."""
@@ -158,7 +157,7 @@ def job_row(job: ElasticJob, now: float) -> Row:
         "createdAt": job.created_at,
         "startedAt": status.start_time,
         "endedAt": status.completion_time,
-        "interruptions": _interrupted(status),
+        "interruptions": sum(unplanned_ends(status).values()),
         "doing": _doing(status),
         "notFinite": not_finite_text(status)[:MAX_TEXT],
         "idleGpus": idle_count(job),
@@ -189,7 +188,7 @@ def job_details(job: ElasticJob, pods: Sequence[Manifest], now: float) -> dict[s
         "plan": _plan(job, now),
         "cost": _cost(job, now),
         "stepsRedone": status.steps_redone,
-        "restarts": {cause: count for cause, count in status.restarts.items() if count and cause not in _PLANNED},
+        "restarts": unplanned_ends(status),
         "metrics": {name[:MAX_TEXT]: value for name, value in status.progress.metrics.items()},
         "notFinite": {
             name[:MAX_TEXT]: {"value": item.value[:MAX_TEXT], "step": item.step, "at": item.at}
@@ -207,10 +206,6 @@ def job_details(job: ElasticJob, pods: Sequence[Manifest], now: float) -> dict[s
             "spot": capacity(job.template) == SPOT,
         },
     }
-
-
-def _interrupted(status: JobStatus) -> int:
-    return sum(count for cause, count in status.restarts.items() if cause not in _PLANNED)
 
 
 def _doing(status: JobStatus) -> dict[str, Any] | None:

@@ -58,7 +58,7 @@ class Dashboard:
         self.api.stop()
 
     async def _end(self, _: web.Application) -> None:
-        self.api.say_goodbye()
+        self.api.end_streams()
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:

@@ -28,11 +28,11 @@ MAX_APIS = 4
 """How many namespaces one session may look at."""
 MAX_AGE_S, IDLE_S = 12 * 3600.0, 3600.0
 MAX_LOGINS = 4
-"""How many tokens are shown to the cluster at a time."""
+"""How many tokens the cluster checks at a time."""
 
 
 LogIn = Callable[[str, Callable[[], None]], User]
-"""Finds out whose a token is; is given what to call once it is not accepted any more. Blocks; raises ClusterError."""
+"""Finds out whose token this is; calls the function once it is no longer accepted. Blocks; raises ClusterError."""
 
 
 @dataclass(slots=True)
@@ -90,7 +90,7 @@ class Sessions:
 
     def find(self, shown: str) -> Login | None:
         """The session that this secret belongs to; None if there is none, or it has ended."""
-        self._sweep()
+        self._end_stale()
         session = self._by_digest.get(_digest(shown))
         if session is not None:
             session.used_at = time.monotonic()
@@ -126,7 +126,7 @@ class Sessions:
             user = await run_in_thread(lambda: self._log_in(token, refused.set))
         if refused.is_set():
             raise CredentialsError("the cluster no longer accepts this token. FIX: log in with another one")
-        self._sweep()
+        self._end_stale()
         self._make_room(user.name)
         now = time.monotonic()
         # The same for all sessions of a user: a page goes on while its proxy renews the token.
@@ -146,7 +146,7 @@ class Sessions:
     def _rank(session: Login) -> tuple[bool, float]:
         return session.viewers > 0, session.used_at
 
-    def _sweep(self) -> None:
+    def _end_stale(self) -> None:
         """End sessions that are over or unused."""
         now = time.monotonic()
         for digest, session in list(self._by_digest.items()):

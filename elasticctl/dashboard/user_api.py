@@ -56,7 +56,7 @@ HEARTBEAT_S = 15.0
 RETRY_MS = 2000
 PODS_FRESH_S = 2.0
 MAX_CALLS = 4
-"""How many requests about single jobs may run at once."""
+"""How many requests about single jobs may run at the same time."""
 MAX_STACK_LINES = 20_000
 MAX_DIFF_LINES, MAX_LINE = 2_000, 500
 
@@ -124,13 +124,13 @@ class UserApi:
         """Start to watch on the running loop; the cluster is queried only while there are viewers."""
         self.watching = asyncio.create_task(self.feed.run())
 
-    def say_goodbye(self) -> None:
+    def end_streams(self) -> None:
         """End all streams."""
         self._ending.set()
 
     def stop(self) -> None:
         """End all streams, and stop querying."""
-        self.say_goodbye()
+        self.end_streams()
         for task in (self.watching, *(asking for _, asking in self._pods.values()), *self._stack_reads.values()):
             if task is not None:
                 task.cancel()
@@ -224,13 +224,13 @@ class UserApi:
             return web.json_response(await run_in_thread(lambda: page.read(self.place.cluster, job)))
 
     async def stacks(self, request: web.Request) -> web.Response:
-        """The stacks of the ranks; whoever asks while they are read gets the same.
+        """The stacks of the ranks; concurrent requests share one reading of a job.
 
-        A viewer that has gone does not cancel the look, which could not be stopped: it goes on, once for each job.
+        A viewer that disconnects does not cancel it, since it could not be stopped.
         """
         job, access = self._job(request), self.place.access
         if access is None:
-            raise NotFoundError("this dashboard cannot look into workers")
+            raise NotFoundError("this dashboard cannot read stacks")
         looking = self._stack_reads.get(job.uid)
         if looking is None:
             looking = self._stack_reads[job.uid] = asyncio.create_task(self._read_stacks(access, job))
@@ -258,7 +258,7 @@ class UserApi:
     async def _pods_of(self, key: Key) -> Sequence[Manifest]:
         """A job's pods, listed once for all viewers of it; empty if the cluster refuses.
 
-        A viewer that has gone on to another job does not cancel the request, so that clicking around never has more
+        A viewer that moves on to another job does not cancel the request, so that clicking around never has more
         than MAX_CALLS requests running.
         """
         now = time.monotonic()

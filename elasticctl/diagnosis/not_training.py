@@ -26,7 +26,7 @@ def deadline_exceeded(case: Case) -> Finding | None:
         "deadline-exceeded",
         Severity.ERROR,
         f"It failed because its deadline{limit} passed{_how_far(case)}.",
-        (_go_on(case, "--set spec.activeDeadlineSeconds=SECONDS", "continue from there with more time"),),
+        (_rerun(case, "--set spec.activeDeadlineSeconds=SECONDS", "continue from there with more time"),),
         decisive=True,
     )
 
@@ -40,9 +40,9 @@ def failed(case: Case) -> Finding | None:
     steps = [NextStep("see all of its output", _logs(case, last))]
     if last is not None and (status.restarts.get(Cause.OOM_KILLED) or _ran_out_of_memory(last)):
         then = "continue from its last checkpoint" if status.checkpoint.step is not None else "run it again"
-        steps.append(_go_on(case, "", f"with a smaller batch or more memory, {then}"))
+        steps.append(_rerun(case, "", f"with a smaller batch or more memory, {then}"))
     elif status.checkpoint.step is not None:
-        steps.append(_go_on(case, "", "after fixing that, continue from its last checkpoint"))
+        steps.append(_rerun(case, "", "after fixing that, continue from its last checkpoint"))
     else:
         steps.append(NextStep("after fixing that, run it again", f"elasticctl rerun {case.name}"))
     why = describe_failure(last, case.name) if last else status.message or status.reason
@@ -128,10 +128,10 @@ def _how_far(case: Case) -> str:
 def _again(case: Case) -> tuple[NextStep, ...]:
     if case.status.checkpoint.step is None:
         return (NextStep("run it again", f"elasticctl rerun {case.name}"),)
-    return (_go_on(case, "", "continue from its last checkpoint"),)
+    return (_rerun(case, "", "continue from its last checkpoint"),)
 
 
-def _go_on(case: Case, more: str, advice: str) -> NextStep:
+def _rerun(case: Case, more: str, advice: str) -> NextStep:
     words = ["elasticctl rerun", case.name]
     if case.status.checkpoint.step is not None:
         words.append("--from-checkpoint latest")
@@ -182,7 +182,7 @@ def why_this_size(case: Case) -> Finding | None:
         return None
     late = plan.reason == "Late"
     wants = f"{plan.words}" if plan.workers > plan.probing else "no workers until spot machines are available"
-    promise = " Its goal will be met whatever happens to spot machines." if plan.promised else ""
+    promise = " Its goal will be met even if all spot machines are lost." if plan.promised else ""
     step = NextStep("see each decision", f"elasticctl history {case.name}")
     more = NextStep("change its goal", f"elasticctl scale {case.name} --finish-by TIME")
     return Finding(
@@ -274,9 +274,9 @@ def suspended(case: Case) -> Finding | None:
     if case.status.phase is not Phase.SUSPENDED and not (case.job.suspend and not case.status.phase.terminal):
         return None
     if given_nothing:
-        return None  # `waiting_for_its_share` says it
+        return None  # `waiting_for_its_share` reports it
     if case.job.is_moving:
-        return None  # `moving` says it
+        return None  # `moving` reports it
     context = case.job.moved_to.partition(" ")[0]
     if context:
         there = NextStep("see its status", f"elasticctl status {case.name} --context {shlex.quote(context)}")

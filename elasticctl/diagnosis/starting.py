@@ -27,7 +27,7 @@ def starting(case: Case) -> Finding | None:
     if until is not None and until > case.now:
         return None
     if case.status.share is not None and not case.status.share.workers:
-        return None  # `waiting_for_its_share` says it: nothing is starting
+        return None  # `waiting_for_its_share` reports it: nothing is starting
     needed, waited_s = max(1, case.job.min), case.since(case.starting_since)
     text = f"Its workers are starting: {case.running} of at least {needed} {'runs' if case.running == 1 else 'run'}."
     if waited_s < LONG_START_S:

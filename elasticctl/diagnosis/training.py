@@ -51,7 +51,9 @@ def training(case: Case) -> Finding:
     if (rate := samples_per_s(status)) is not None and makes_steps(status, case.now):
         parts.append(f"{rate:,.0f} samples/s")
     if status.checkpoint.step is not None:
-        parts.append(f"the last checkpoint, of step {status.checkpoint.step}, is {_age(case)} old")
+        parts.append(
+            f"the last checkpoint, of step {status.checkpoint.step}, is {span(case.since(status.checkpoint.at))} old"
+        )
     doing = "" if makes_steps(status, case.now) else activity_text(status, case.now)
     word = "training" if makes_steps(status, case.now) else "running"
     return Finding("training", Severity.INFO, f"It is {word}: {'; '.join(part for part in (doing, *parts) if part)}.")
@@ -297,10 +299,6 @@ def _cost(items: list[Interruption], case: Case) -> str:
     if still_open and knows_groups(case.status):
         parts.append(f"{still_open} not yet recovered from")
     return f": {'; '.join(parts)}" if parts else ""
-
-
-def _age(case: Case) -> str:
-    return span(case.since(case.status.checkpoint.at))
 
 
 def _began(case: Case) -> float | None:

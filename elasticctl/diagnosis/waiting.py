@@ -53,9 +53,9 @@ def refused(case: Case) -> Finding | None:
     account, other, owned = _ACCOUNT.search(words), _OTHER_POD.match(words), _OWNED.match(words)
     if owned is not None:
         command = f"kubectl delete {owned[1].lower()} {owned[2]} -n {case.job.namespace}"
-        step = NextStep("delete it if nobody needs it", command)
+        step = NextStep("delete it if it is not needed", command)
     elif other is not None:
-        step = NextStep("delete it if nobody needs it", f"kubectl delete pod {other[1]} -n {case.job.namespace}")
+        step = NextStep("delete it if it is not needed", f"kubectl delete pod {other[1]} -n {case.job.namespace}")
     elif account is not None:
         step = NextStep("create it", f"kubectl create serviceaccount {account[1]} -n {case.job.namespace}")
     elif "exceeded quota" in words:
@@ -75,7 +75,7 @@ def name_taken(case: Case) -> Finding | None:
     if words is None:
         return None
     pod = words.removeprefix("pod ").partition(" ")[0]
-    step = NextStep("delete it if nobody needs it", f"kubectl delete pod {pod} -n {case.job.namespace}")
+    step = NextStep("delete it if it is not needed", f"kubectl delete pod {pod} -n {case.job.namespace}")
     return Finding(
         "name-taken", Severity.ERROR, f"A worker cannot be created: {words}.", (step,), decisive=case.waiting
     )
@@ -230,7 +230,8 @@ def _autoscaler(case: Case, workers: set[str]) -> tuple[bool, str]:
     if asked:
         newest = asked[-1]
         claim = _claim_of(case, newest)
-        coming = _describe_claim(case, claim) if claim else _describe_event(case, newest)
+        ago = span(case.since(seen_at(newest)))
+        coming = _describe_claim(case, claim) if claim else f"{words_of(newest)}, said {ago} ago"
         return True, f"A node is being provisioned: {coming}."
     refusals = [event for event in said if at(event, "reason") in NOT_COMING]
     if not refusals:
@@ -261,10 +262,6 @@ def _describe_claim(case: Case, claim: Manifest) -> str:
     asked = from_rfc3339(at(claim, "metadata", "creationTimestamp"))
     ago = "" if asked is None else f", requested {span(case.since(asked))} ago"
     return f"nodeclaim {at(claim, 'metadata', 'name')} {stage.format(kind)}{ago}"
-
-
-def _describe_event(case: Case, event: Manifest) -> str:
-    return f"{words_of(event)}, said {span(case.since(seen_at(event)))} ago"
 
 
 def _events_about(case: Case, pod: Manifest) -> Iterator[Manifest]:

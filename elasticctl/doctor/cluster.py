@@ -16,11 +16,16 @@ from elasticctl.api.podtemplate import GPU_RESOURCE
 from elasticctl.api.spec import GROUP, KIND, PLURAL, VERSION
 from elasticctl.api.text import plural, span
 from elasticctl.doctor import Check, CheckOutcome
-from elasticctl.doctor.clouds import allocatable_gpus, check_cloud, check_identity, labels_of
-from elasticctl.doctor.network import check_network
+from elasticctl.doctor.platform import (
+    allocatable_gpus,
+    check_cloud,
+    check_identity,
+    check_network,
+    labels_of,
+)
 from elasticctl.kubeapi import installation
 from elasticctl.kubeapi.connection import Connection, list_objects, resource_path
-from elasticctl.kubeapi.error_responses import NoSuchApiError
+from elasticctl.kubeapi.responses import NoSuchApiError
 from elasticctl.settings.contexts import Context
 
 OLDEST = (1, 34)

@@ -1,7 +1,7 @@
 """Raw requests to a Kubernetes API server: JSON in, JSON out, and the errors of this project.
 
 `credentials` reads the server's address and the credentials. The `kubernetes` package is used only for logins from
-before credential plugins. Its typed models are not used: it decodes a few hundred pods per second, `nested_json`
+before credential plugins. Its typed models are not used: it decodes a few hundred pods per second, `responses`
 several thousand. No other module may import it, or urllib3: import-linter checks that.
 """
 
@@ -24,7 +24,6 @@ import elasticctl
 from elasticctl.api.codec import Manifest
 from elasticctl.api.errors import ClusterError, CredentialsError, NotFoundError, TooLargeError, UnreachableError
 from elasticctl.api.text import quote, shorten
-from elasticctl.kubeapi import nested_json
 from elasticctl.kubeapi.credentials import (
     SERVICE_ACCOUNT,
     Access,
@@ -33,7 +32,7 @@ from elasticctl.kubeapi.credentials import (
     from_service_account,
     plugin_error,
 )
-from elasticctl.kubeapi.error_responses import refusal
+from elasticctl.kubeapi.responses import parse_json, refusal
 from elasticctl.settings.kubeconfig import kubeconfig_paths
 
 CONNECT_TIMEOUT_S = 4.0
@@ -152,7 +151,7 @@ class Connection:
         """Make one request and return the answer's JSON; `timeout_s` is how long the server may be silent.
 
         Raises UnreachableError (the request may have been carried out, unless the connection failed), the error that
-        `refusals.refusal` returns if the server refuses, and TooLargeError if the answer has more than `most_bytes`,
+        `responses.refusal` returns if the server refuses, and TooLargeError if the answer has more than `most_bytes`,
         which is all that is read of it.
         """
         content = None if body is None else json.dumps(body).encode()
@@ -168,7 +167,7 @@ class Connection:
         if response.status >= 400:
             raise refusal(response.status, text, response.headers, f"{method} {path}")
         try:
-            answer = nested_json.parse(text)
+            answer = parse_json(text)
         except ValueError:
             answer = None
         if not isinstance(answer, dict):

@@ -215,16 +215,16 @@ class _Plugin:
 
     def __init__(self, user: KubeconfigEntry, cluster: KubeconfigEntry) -> None:
         self._spec, self._folder, self._cluster = user.content["exec"], user.folder, cluster
-        self._made: Mapping[str, Any] = {}
+        self._issued: Mapping[str, Any] = {}
         self._expires_at: float | None = None
 
     def current(self) -> Mapping[str, Any]:
         """The `status` of the ExecCredential that it printed."""
         expired = self._expires_at is not None and self._expires_at - _EXPIRES_EARLY_S <= time.time()
-        if not self._made or expired:
-            self._made = self._run()
-            self._expires_at = from_rfc3339(self._made.get("expirationTimestamp"))
-        return self._made
+        if not self._issued or expired:
+            self._issued = self._run()
+            self._expires_at = from_rfc3339(self._issued.get("expirationTimestamp"))
+        return self._issued
 
     def authorization(self) -> str:
         """The header's value; CredentialsError if the plugin fails."""

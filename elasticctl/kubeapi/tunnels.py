@@ -16,7 +16,7 @@ import aiohttp
 from elasticctl.api.errors import ClusterError, CredentialsError, UnreachableError
 from elasticctl.api.text import shorten
 from elasticctl.kubeapi.connection import CONNECT_TIMEOUT_S, Connection
-from elasticctl.kubeapi.error_responses import refusal
+from elasticctl.kubeapi.responses import refusal
 
 PING_EVERY_S = 20.0
 """Load balancers on the way drop connections on which nothing is said for a minute."""
@@ -59,7 +59,7 @@ async def open_tunnel(
 ) -> AsyncIterator[Tunnel]:
     """Open a tunnel that speaks the first of `protocols` that the server knows.
 
-    Raises UnreachableError, CredentialsError, and what `refusals.refusal` returns if the server refuses.
+    Raises UnreachableError, CredentialsError, and what `responses.refusal` returns if the server refuses.
     """
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S)
     async with aiohttp.ClientSession(timeout=timeout, raise_for_status=_refuse) as session:
@@ -86,7 +86,7 @@ async def _shake_hands(
     *,
     refused: bool,
 ) -> aiohttp.ClientWebSocketResponse[bool]:
-    # A credential plugin may take seconds, and ask.
+    # A credential plugin may take seconds, and may prompt.
     access = await asyncio.to_thread(connection.access, refused=refused)
     if access is None:
         raise CredentialsError(

@@ -9,8 +9,8 @@ itself before that.
 
 Three things keep the store true. A relist is compared with what is stored, so that subscribers see only real changes.
 Of two states of an object the one with the higher resourceVersion wins, so that a late event does no harm. And what
-this process has written itself counts at once, until the watch has caught up: no pass acts on a state from before our
-own last write, so nothing is done twice.
+this process has written itself is stored immediately, until the watch has caught up: no pass acts on a state from
+before our own last write, so nothing is done twice.
 """
 
 from __future__ import annotations
@@ -36,9 +36,8 @@ from elasticctl.api.errors import (
     ForbiddenError,
     SpecError,
 )
-from elasticctl.kubeapi import nested_json
 from elasticctl.kubeapi.connection import Requests, Stream, list_pages
-from elasticctl.kubeapi.error_responses import NoSuchApiError, refusal
+from elasticctl.kubeapi.responses import NoSuchApiError, parse_json, refusal
 
 WATCH_S = 60.0
 """After this time the server ends a watch; the next one resumes where it stopped."""
@@ -112,8 +111,9 @@ class ObjectStore:
             self._position = version_number(version)
             listed = {object_key(item): item for item in objects}
             self._ended &= set() if restored else set(map(_uid, listed.values()))
-            for key in [key for key, item in self._objects.items() if restored or self._is_past(key, item, listed)]:
-                self._remove(key)
+            for key, item in list(self._objects.items()):
+                if restored or (key not in listed and not self._is_ahead(item)):
+                    self._remove(key)
             for key, item in listed.items():
                 self._put(key, item)
 
@@ -149,9 +149,6 @@ class ObjectStore:
                 self._remove(key)
                 self._ended.add(uid)
 
-    def _is_past(self, key: str, item: Manifest, listed: Mapping[str, Manifest]) -> bool:
-        return key not in listed and not self._is_ahead(item)
-
     def _is_ahead(self, item: Manifest) -> bool:
         return _version(item) > self._position
 
@@ -174,7 +171,7 @@ class ObjectStore:
     def _leave_group(self, key: str, item: Manifest) -> None:
         name = self._index_of(item)
         self._groups[name].discard(key)
-        if not self._groups[name]:  # whoever changes a pod's label again and again makes many groups
+        if not self._groups[name]:  # or changing a pod's label again and again would leave many groups
             del self._groups[name]
 
     @contextmanager
@@ -371,7 +368,7 @@ class Reflector:
                 self._state.version = item["metadata"]["resourceVersion"]
                 self._state.pause.next_s = MIN_PAUSE_S
         if time.monotonic() - began < 1.0 and not self._stopping.is_set():
-            raise BusyError(f"the watch of {self._resource.path} ended at once")
+            raise BusyError(f"the watch of {self._resource.path} ended immediately")
         self._state.pause.next_s = MIN_PAUSE_S  # it worked, though there was no event
 
 
@@ -381,7 +378,7 @@ def _events(stream: Stream, path: str) -> Iterator[tuple[str, Manifest]]:
         if not line.strip():
             continue
         try:
-            event = nested_json.parse(line)
+            event = parse_json(line)
             kind, item = str(event["type"]), event["object"]
             if kind == "ERROR":
                 raise refusal(int(item.get("code") or 500), json.dumps(item).encode(), {}, f"watch {path}")

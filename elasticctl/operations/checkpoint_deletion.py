@@ -183,6 +183,6 @@ def _record_deletion(place: CheckpointStorage, deleted: str) -> None:
     from elasticctl.cluster import audit_log
 
     if place.target is None:
-        audit_log.note_here("delete checkpoints", "storage", place.storage.url, was=deleted)
+        audit_log.record_locally("delete checkpoints", "storage", place.storage.url, was=deleted)
     else:
-        audit_log.note_deleted_checkpoints(place.target.cluster, place.target.namespace, place.name, deleted)
+        audit_log.record_deleted_checkpoints(place.target.cluster, place.target.namespace, place.name, deleted)

@@ -1,7 +1,7 @@
 """The metrics of a run as curves: by step, by samples or by time, thinned without losing a spike. Pure.
 
 Training that goes back to a checkpoint repeats steps. By step or samples, what is repeated replaces what was there; by
-time, all that ever was is shown.
+time, everything is shown.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_METRICS = 100
 MAX_NAME = 100
 MAX_LOST = 100
 _GROUP = 64
-"""So many points have their extremes and sum kept, lest the whole of a long run is read for each picture."""
+"""The extremes and the sum of each group of points are kept, so that a picture of a long run does not read them all."""
 
 
 class Series:

@@ -50,7 +50,7 @@ def delete(target: Target, found: Manifest) -> None:
     if job.moving_to:
         from elasticctl.operations import move
 
-        move.clean_up(job, target.observer)
+        move.abandon_of_deleted_job(job, target.observer)
 
 
 def wait(
@@ -85,7 +85,7 @@ def _check_here(job: ElasticJob) -> None:
     if job.is_moving:
         from elasticctl.operations import move
 
-        raise ConflictError(move.describe_open(job))
+        raise ConflictError(move.describe_unfinished(job))
 
 
 def _end_move(target: Target, job: ElasticJob) -> dict[str, Any]:
@@ -95,7 +95,7 @@ def _end_move(target: Target, job: ElasticJob) -> dict[str, Any]:
         return {}
     from elasticctl.operations import move
 
-    move.call_off(job, target.observer)
+    move.abandon(job, target.observer)
     return {"annotations": {ANNOTATION_MOVING_TO: None, ANNOTATION_MOVING_FROM: None}}
 
 

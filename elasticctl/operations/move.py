@@ -43,7 +43,7 @@ from elasticctl.operations.moved_manifest import (
 )
 from elasticctl.operations.observer import Observer
 from elasticctl.operations.storage_urls import choose_storage
-from elasticctl.operations.target import ENDED, Target
+from elasticctl.operations.target import ENDED, Target, live_pods
 from elasticctl_store.checkpoints import commits, move_target, run_records, transfer, verify
 from elasticctl_store.checkpoints.retention import take_over
 from elasticctl_store.checkpoints.transfer import CheckpointObjects, CopyResult
@@ -53,7 +53,6 @@ from elasticctl_store.workspace import transfer as workspaces
 
 _POLL_EVERY_S = 0.25
 _STOPPED_WITHIN_S = 120.0
-_LIVE = ("Pending", "Running", "Unknown")
 
 
 class OvertakenError(ConflictError):
@@ -70,12 +69,12 @@ def move(source: Target, target: Target, manifest: Manifest, storage: str = "") 
     if _is_already_moved(job, target):
         return False
     if job.moving_from:
-        raise ConflictError(describe_open(job))
+        raise ConflictError(describe_unfinished(job))
     _plan_move(source, target, manifest, storage).run(manifest)
     return True
 
 
-def describe_open(job: ElasticJob) -> str:
+def describe_unfinished(job: ElasticJob) -> str:
     """A sentence about a job's unfinished move, with the commands that end it."""
     here, _, to = job.moving_from.partition(" ")
     if here:
@@ -86,11 +85,11 @@ def describe_open(job: ElasticJob) -> str:
     there, _, _ = job.moving_to.partition(" ")
     return (
         f"the move of {job.name} to context {there} is not finished. FIX: finish it with `elasticctl move {job.name} "
-        f"--to {there}`, or call it off with `elasticctl resume {job.name} --here`"
+        f"--to {there}`, or cancel it with `elasticctl resume {job.name} --here`"
     )
 
 
-def call_off(job: ElasticJob, observer: Observer) -> None:
+def abandon(job: ElasticJob, observer: Observer) -> None:
     """Abandon an unfinished move; the job stays where it is. Raises ConflictError if the move can only be finished."""
     if not job.moving_to:
         return  # it has arrived, and is nowhere else
@@ -104,11 +103,11 @@ def call_off(job: ElasticJob, observer: Observer) -> None:
     discard_leftovers(here, url, observer)
 
 
-def clean_up(job: ElasticJob, observer: Observer) -> None:
+def abandon_of_deleted_job(job: ElasticJob, observer: Observer) -> None:
     """End the unfinished move of a deleted job, which can then not be created at the target. Reports leftovers."""
     there, _, url = job.moving_to.partition(" ")
     try:
-        call_off(job, observer)
+        abandon(job, observer)
     except ConflictError:
         observer.report(
             f"{job.name}: its state had been moved to {url} already; it stays there, and nothing runs in {there}"
@@ -160,15 +159,15 @@ class Move:
             f"{name}: from {self.old.context.name} ({here.url}) to {self.new.context.name} ({there.url})"
         )
         if moved is None:
-            made = self._made(manifest)
+            made = self._manifest_there(manifest)
             self._check(here, there, manifest, made)
             with self._still_here(name):
                 self._stop(name)
-                self._carry(name, here, there, manifest)
+                self._copy_state(name, here, there, manifest)
         with self._only_there(name):
             with storage_errors():
                 move_target.release(here, there)
-            self._go_on(name, manifest)
+            self._start_there(name, manifest)
         self._observer.report(f"{name}: continues in {self.new.context.name}, with its state in {there.url}")
 
     @property
@@ -179,7 +178,7 @@ class Move:
     def _in_place(self) -> bool:
         return self.source is self.target
 
-    def _made(self, manifest: Manifest) -> Manifest | None:
+    def _manifest_there(self, manifest: Manifest) -> Manifest | None:
         """The job as it will be created; None if it stays in its place."""
         return None if self._in_place else moved_manifest(manifest, self.old, self.new)
 
@@ -192,12 +191,12 @@ class Move:
             move_target.check(here, there)
             if job.status.checkpoint.step is None and transfer.find_newest(here) is None:
                 raise UsageError(f"{job.name} has committed no checkpoint in {here.url} yet: there is nothing to move")
-        if made is not None and self._there(made) is None:
+        if made is not None and self._find_there(made) is None:
             self.target.cluster.create_job(made, dry_run=True)
         with storage_errors():
             move_target.try_to_write(there)
 
-    def _there(self, made: Manifest) -> Manifest | None:
+    def _find_there(self, made: Manifest) -> Manifest | None:
         """The job in its new place, if an earlier attempt created it. Raises ConflictError for another of that name."""
         name = made["metadata"]["name"]
         try:
@@ -227,7 +226,7 @@ class Move:
         deadline = time.monotonic() + limit_s
         while True:
             phase = at(cluster.get_job(namespace, name), "status", "phase")
-            live = [pod for pod in cluster.list_pods(namespace, name) if at(pod, "status", "phase") in _LIVE]
+            live = live_pods(cluster, namespace, name)
             if phase == "Suspended" and not live:
                 return
             if phase in ENDED:
@@ -236,16 +235,16 @@ class Move:
                 raise ClusterError(f"{plural(len(live), 'worker')} of {name} did not stop within {span(limit_s)}")
             time.sleep(_POLL_EVERY_S)
 
-    def _carry(self, name: str, here: Storage, there: Storage, manifest: Manifest) -> None:
-        """Take hold of the target, copy, and close the journal here; from then on the job can only continue there."""
+    def _copy_state(self, name: str, here: Storage, there: Storage, manifest: Manifest) -> None:
+        """Hold the target's journal, copy, and close the journal here; from then on the job can only continue there."""
         with storage_errors():
-            writer = take_over(here)  # whoever still runs cannot commit any more
+            writer = take_over(here)  # a run that is still alive can no longer commit
             if self.begun not in ("", self.new.url):
                 discard_leftovers(here, self.begun, self._observer, self.typed)
             move_target.hold(here, there, writer.generation.position)
             load, carried = self._copy_newest(name, here, there)
             run_records.copy(here, there)
-            self._carry_workspace(manifest)
+            self._copy_workspace(manifest)
         sent = plural(carried.sent, "object") + (f" sent, {carried.found} were there" if carried.found else " sent")
         self._observer.report(f"{name}: step {load.commit.step} copied: {sent}, {size_text(load.size_bytes)}")
         with storage_errors():
@@ -288,7 +287,7 @@ class Move:
                     report_damage(place, found)
         raise JobStorageError(f"{here.url}: there is no intact checkpoint to continue from")
 
-    def _carry_workspace(self, manifest: Manifest) -> None:
+    def _copy_workspace(self, manifest: Manifest) -> None:
         url, digest = workspace_of(manifest)
         if url:
             here, there = (
@@ -296,15 +295,15 @@ class Move:
             )
             workspaces.copy_workspace(here, there, digest)
 
-    def _go_on(self, name: str, manifest: Manifest) -> None:
+    def _start_there(self, name: str, manifest: Manifest) -> None:
         """Start the job in its new place, and note that on the old one."""
-        made = self._made(manifest)
+        made = self._manifest_there(manifest)
         if made is None:
             patch = storage_patch(manifest, self.old, self.new)
             patch["metadata"]["annotations"][ANNOTATION_MOVING_TO] = None
             self.source.cluster.patch_job(self.old.namespace, name, patch)
             return
-        if self._there(made) is None:
+        if self._find_there(made) is None:
             self.target.cluster.create_job(made)
         start = {"metadata": {"annotations": {ANNOTATION_MOVING_FROM: None}}, "spec": {"suspend": False}}
         self.target.cluster.patch_job(self.new.namespace, name, start)

@@ -21,7 +21,7 @@ def rate_of_nodes(provider: str, gpu: GpuType | None, gpus_per_node: int) -> Rat
 
 def with_live_spot(one: Rate | None) -> Rate | None:
     """The same with the current spot price, if AWS returns it within three seconds."""
-    from elasticctl.api.observed.cost import price_list  # not for who only says what a job has cost
+    from elasticctl.api.observed.cost import price_list  # not needed for what a job has cost
 
     if one is None or one.prices is not price_list("aws"):
         return one

@@ -150,7 +150,7 @@ def _check_there(target: Target, old: ElasticJob, url: str, step: int | None) ->
             )
         checkpoints.pick_checkpoint(place, step, lambda place, finding: finding)
     except JobStorageError as e:
-        target.observer.report(f"{old.name}: whether that checkpoint is there cannot be seen from this machine: {e}")
+        target.observer.report(f"{old.name}: this machine cannot check whether that checkpoint exists: {e}")
 
 
 def plan_lines(old: ElasticJob, made: Manifest, from_checkpoint: str | None) -> Sequence[str]:

@@ -25,7 +25,7 @@ _GROUPS = {"active": tuple(phase for phase in _PHASES if phase not in ENDED), "e
 
 
 class Requirement(NamedTuple):
-    """A requirement on the label `key`: it has to be `value` (None: to exist) or, if `wanted` is False, must not.
+    """A requirement on the label `key`: it must be `value` (None: exist) or, if `wanted` is False, must not.
 
     Our own labels need no prefix: `user` is `elastic.pytorch.org/user`.
     """
@@ -43,7 +43,7 @@ class Requirement(NamedTuple):
 
 
 class Selector(NamedTuple):
-    """Requirements that all have to be met."""
+    """Requirements that must all be met."""
 
     requirements: tuple[Requirement, ...]
 

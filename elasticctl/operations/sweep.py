@@ -144,7 +144,7 @@ def has_ended(job: Manifest) -> bool:
 
 
 def next_to_start(jobs: Sequence[Manifest], parallel: int) -> list[str]:
-    """The jobs to start now if `parallel` may run at once. Cancelled jobs no longer wait."""
+    """The jobs to start now if `parallel` may run at a time. Cancelled jobs no longer wait."""
     ended = [has_ended(job) or at(job, "spec", "cancel") is True for job in jobs]
     waiting = [job["metadata"]["name"] for job, over in zip(jobs, ended, strict=True) if waits(job) and not over]
     running = len(jobs) - sum(ended) - len(waiting)
@@ -201,7 +201,7 @@ def _at(curve: Sequence[tuple[int, float]], step: int) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class SweepPlan:
-    """The grid, how many jobs run at once, and the metric to compare them by.
+    """The grid, how many jobs run at a time, and the metric to compare them by.
 
     From step `early_stop` on, jobs are cancelled whose best metric is worse than the others' median at their step.
     """
@@ -233,7 +233,7 @@ def create(target: Target, command: TrainingCommand, flags: JobFlags, sweep: Swe
     base = draft.manifest()
     for line in draft.plan(base):
         target.observer.report(line)
-    target.observer.report(f"{name}: {plural(len(found), 'job')}, {sweep.parallel} at once")
+    target.observer.report(f"{name}: {plural(len(found), 'job')}, {sweep.parallel} at a time")
     draft.send_workspace(base, target.observer)
     for number, point in enumerate(found, 1):
         storage = _storage_of(draft, flags, f"{name}-{number}")

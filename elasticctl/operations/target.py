@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from elasticctl.api.errors import BusyError, ConflictError, NotFoundError, UnreachableError, UsageError
+from elasticctl.api.objects import at
 from elasticctl.api.text import did_you_mean, join_or, quote, span
 from elasticctl.cluster import connect
 from elasticctl.cluster.base import Cluster, Manifest
@@ -18,6 +19,7 @@ from elasticctl.settings.contexts import Context, check_namespace, user_config
 
 _WORKER = re.compile(r"(?P<job>.+)-worker-(?P<number>[0-9]+)")
 _ATTEMPTS = 5
+_LIVE = ("Pending", "Running", "Unknown")
 ENDED = ("Succeeded", "Failed", "Cancelled")
 """The phases of jobs that are over, as they are written; most verbs need no more of `elasticctl.api.status`."""
 
@@ -32,7 +34,7 @@ class Target:
     observer: Observer = SILENT
 
     def find(self, name: str, *, whole: bool = False) -> Manifest:
-        """The job called `name` or, unless the name has to be `whole`, the only one with this prefix.
+        """The job called `name` or, unless the name must be `whole`, the only one with this prefix.
 
         Reports if a shortened name means a job that has ended. Raises NotFoundError if there is no such job.
         """
@@ -98,6 +100,11 @@ class Target:
         raise AssertionError("unreachable")
 
 
+def live_pods(cluster: Cluster, namespace: str, job: str) -> list[Manifest]:
+    """The pods of a job that have not ended."""
+    return [pod for pod in cluster.list_pods(namespace, job) if at(pod, "status", "phase") in _LIVE]
+
+
 def phase_of(job: Manifest) -> str:
     """The phase of a job; Pending before the controller has seen it."""
     return str((job.get("status") or {}).get("phase") or "Pending")
@@ -128,7 +135,8 @@ def full_worker_name(job: str, wanted: str) -> str:
 
 
 PATIENCE_S = 600.0
-"""For who waits and cannot see whether anybody answers: an API server that is upgraded may be away for minutes."""
+"""How long a command that waits unattended tolerates silence: an API server may be away for minutes while it is
+upgraded."""
 _SHARE_OF_TIME = 0.2
 """A cluster that is slow to answer is asked less often: answers are waited for in no more of the time than this."""
 
@@ -151,7 +159,7 @@ class Poller(Generic[T]):
     trouble: str = ""
 
     def each(self) -> Iterator[T]:
-        """Yield answers without end. The first query has to be answered; later ones may fail for a while."""
+        """Yield answers without end. The first query must be answered; later ones may fail for a while."""
         asked_at = time.monotonic()
         last = self.question()
         heard_at = time.monotonic()

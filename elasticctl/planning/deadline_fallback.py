@@ -1,7 +1,7 @@
-"""The way out: finishing on demand, in time and within the budget, whatever happens to spot machines.
+"""The fallback: finishing on demand, in time and within the budget, even if all spot machines are lost.
 
-A choice is safe if there is still a way out after the worst case until the next decision: all spot machines are lost at
-its end, and all work since the last save with them. A way out includes its own start and the loss of one on-demand
+A choice is safe if a fallback still exists after the worst case until the next decision: at its end, all spot machines
+are lost, and all work since the last save with them. The fallback includes its own start and the loss of one on-demand
 machine; the promise rests on that.
 """
 
@@ -77,7 +77,7 @@ def burn_usd_per_h(now: Situation, choice: Choice) -> float:
 
 
 def is_safe(now: Situation, choice: Choice) -> bool:
-    """True if there is a way out whatever happens until the next decision."""
+    """True if there is a fallback even after the worst case until the next decision."""
     look_s = now.look_s
     kept = tuple(_after(now.held, choice.on_demand, look_s, now.costs))
     training = min(choice.on_demand, now.ready(ON_DEMAND))

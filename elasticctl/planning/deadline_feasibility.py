@@ -1,7 +1,7 @@
 """Whether a deadline and a budget can be met, judged before the job runs and while it runs, and the nearest that can.
 
 Only on-demand machines support a promise, which includes a start, the loss of one machine, and full payment for every
-machine. Spot machines that come at once and stay are the best case: what they cannot do in time is impossible.
+machine. Spot machines that come immediately and stay are the best case: what they cannot do in time is impossible.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which workers to have now: the choice with the lowest expected cost among those that leave a way out."""
+"""Which workers to have now: the choice with the lowest expected cost among those with a fallback."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from elasticctl.planning.situation import (
 HOLD_H = 1.0
 """A choice is valued as if it stayed for this long, so that changes have to pay within it."""
 _STARTS = 4
-"""... and for so many starts, or nothing that has to start first would be worth it shortly before the deadline."""
+"""... and for this many starts; otherwise no choice that needs a start would pay off shortly before the deadline."""
 _LONGEST_H = 24.0 * 60
 _OF_THE_MONEY = 0.9
 
@@ -49,7 +49,7 @@ def decide(now: Situation) -> PlannedSize:
 
 
 def _without_shrinking(now: Situation, workers: int) -> int:
-    """Do not release workers on the way out: the group would need them again a little later."""
+    """Do not release workers in the fallback: the group would need them again a little later."""
     present = min(now.workers(ON_DEMAND), now.speeds.most)
     money = now.money_left_usd
     if present <= workers or money is None:
@@ -76,7 +76,7 @@ def _best_effort(now: Situation) -> PlannedSize:
     spot = min(pool.there, most) if pool else 0
     name = pool.name if pool and spot else ON_DEMAND
     if fallback_workers(now, now.work_left, None, now.money_left_usd, now.held, spare=False) is not None:
-        on_demand = max(most - spot, min(now.workers(ON_DEMAND), most))  # none that is there or comes is given back
+        on_demand = max(most - spot, min(now.workers(ON_DEMAND), most))  # releases none that runs or is starting
         return _affordable(now, Choice(name, most - on_demand, on_demand), SizeReason.LATE, kept=False)
     if not spot:
         return PlannedSize(Choice(), SizeReason.POOR, now.look_s, kept=False)
@@ -144,7 +144,7 @@ def aim_h(now: Situation, table: Outlook, weights: tuple[float, ...]) -> float:
 
 
 def reserve_s(now: Situation) -> float:
-    """The time that the plan reserves for the way out."""
+    """The time that the plan reserves for the fallback."""
     return now.costs.start_s + now.costs.reform_s + spare_s(now.costs) + now.look_s
 
 
@@ -203,7 +203,7 @@ def _held(
     if gained >= now.work_left > 0:
         usd *= now.work_left / gained
         gained = now.work_left
-    if choice.workers > stays:  # those that leave stay until the new ones are ready
+    if choice.workers > stays:  # leaving workers stay until the new ones are ready
         leave = [(part.pool, max(0, part.workers - choice.of(part.pool))) for part in now.held]
         usd += sum(workers * prices.get(name, 0.0) for name, workers in leave) * waits_s / 3600
     return usd, gained

@@ -11,7 +11,7 @@ from enum import Enum
 ON_DEMAND = ""
 """The name of the pool of on-demand machines, next to the names of spot pools."""
 AGES_H = (0.0, 1.0, 4.0)
-"""From each of these ages on, hazards are others: machines that have lasted tend to last."""
+"""Ages at which the hazard changes: machines that have lasted tend to last."""
 LEAST_LOOK_S = 1.0
 """A decision cannot be followed by the next one any sooner."""
 
@@ -29,7 +29,7 @@ class Speeds:
         kept: list[tuple[int, float]] = []
         for workers, rate in sorted(rates.items()):
             if workers < 1 or not 0 < rate < math.inf:
-                raise ValueError(f"{workers} workers with a rate of {rate}: both have to be above 0")
+                raise ValueError(f"{workers} workers with a rate of {rate}: both must be above 0")
             if not kept or rate > kept[-1][1]:
                 kept.append((workers, rate))
         if not kept:
@@ -81,9 +81,9 @@ class SpotPool:
 class Market:
     """What to expect of the spot pools as a whole: whether any of them has machines.
 
-    `leaves` and `returns` are how often the machines go away and come back, as multiples of the guess in `belief`.
-    `losses_per_h` is how often the pool in use is lost, `depth` how many workers it has while it has any, and
-    `since_h` how long, in hours, the present state has lasted.
+    `leaves` and `returns` are how often the machines go away and come back, as multiples of the guesses in
+    `availability`. `losses_per_h` is how often the pool in use is lost, `depth` how many workers it has while it has
+    any, and `since_h` how long, in hours, the present state has lasted.
     """
 
     leaves: float

@@ -12,7 +12,7 @@ sqrt(2 * delta * M) ("A first order approximation to the optimum checkpoint inte
 
 The group stands still for R seconds after an interruption, and again when the replacement joins. Another interruption
 in that time restarts it, so it takes M * (exp(R / M) - 1) seconds; a replacement that comes in that time joins
-without more ado. Both come every M seconds while the group trains, so the share of time in which it does is
+without another pause. Both come every M seconds while the group trains, so the share of time in which it does is
 
     1 / (2 * exp(R / M) - 1)
 
@@ -90,7 +90,7 @@ def forecast_for(gpus: int, work: float, curve: ScalingCurve, conditions: Condit
     between_s = conditions.between_s / nodes
     tau_s = interval_s(conditions, between_s)
     there = conditions.between_s / (conditions.between_s + conditions.away_s)
-    lost_every_s = between_s / there  # nobody loses a node that is not there
+    lost_every_s = between_s / there  # a node that is away cannot be lost
     share = forward_share(tau_s, conditions.save_s, lost_every_s) * training_share(conditions.recovery_s, lost_every_s)
     rate = curve.rate(gpus)
     speed = share * _mean_rate(nodes, there, curve, conditions.gpus_per_node)

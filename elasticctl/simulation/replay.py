@@ -80,7 +80,7 @@ class Replay:
         self._cohorts: list[_Cohort] = []
         self._now_s, self._still_s, self._unsaved_s = 0.0, 0.0, 0.0
         self._left = self._saved = plan.work
-        self._there: tuple[int, ...] = ()
+        self._present: tuple[int, ...] = ()
         self._changed = True
         self._found = ReplayResult()
 
@@ -152,7 +152,7 @@ class Replay:
         return decision.again_s
 
     def _give_back(self, name: str, workers: int, leaves_s: float) -> None:
-        """Release workers, newest first, and at once those that do not train yet."""
+        """Release workers, newest first; those that do not train yet leave immediately."""
         for cohort in sorted((c for c in self._cohorts if c.pool == name), key=lambda c: -c.ready_s):
             if workers <= 0:
                 return
@@ -179,8 +179,8 @@ class Replay:
     def _lose(self, tick: int) -> None:
         before, gone = self._ready(), False
         there = tuple(trace.there[self._first + tick] for trace in self._recording.traces)
-        self._changed = self._changed or there != self._there
-        self._there = there
+        self._changed = self._changed or there != self._present
+        self._present = there
         for trace in self._recording.traces:
             held = sum(cohort.workers for cohort in self._cohorts if cohort.pool == trace.name)
             gone |= self._remove_workers(trace.name, held - trace.there[self._first + tick])

@@ -33,7 +33,7 @@ class Trace:
         return self.gap_s * len(self.there)
 
     def scaled(self, workers: int) -> Trace:
-        """The trace for another number of requested machines: the same share is there at each tick, rounded down."""
+        """The trace for another number of requested machines: at each tick the same share of them, rounded down."""
         most = max(max(self.there), 1)
         return Trace(self.name, self.gap_s, tuple(count * workers // most for count in self.there))
 
@@ -53,13 +53,13 @@ def parse_trace(text: str, source: str) -> Trace:
     metadata = data.get("metadata") if isinstance(data, dict) else None
     gap_s = metadata.get("gap_seconds") if isinstance(metadata, dict) else None
     if isinstance(gap_s, bool) or not isinstance(gap_s, int | float) or not 1 <= gap_s <= 86_400:
-        raise SpecError("not a trace: metadata.gap_seconds has to be between 1 and 86400 seconds", source=source)
+        raise SpecError("not a trace: metadata.gap_seconds must be between 1 and 86400 seconds", source=source)
     there = data.get("data")
     if not isinstance(there, list) or not 2 <= len(there) <= _MOST_TICKS:
-        raise SpecError("not a trace: data has to be a list of at least two numbers of machines", source=source)
+        raise SpecError("not a trace: data must be a list of at least two numbers of machines", source=source)
     for tick, count in enumerate(there):
         if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= 1_000_000:
-            raise SpecError(f"not a trace: data[{tick}] has to be a number of machines, 0 or more", source=source)
+            raise SpecError(f"not a trace: data[{tick}] must be a number of machines, 0 or more", source=source)
     return Trace(source, float(gap_s), tuple(there))
 
 

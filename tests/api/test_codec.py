@@ -48,7 +48,7 @@ def test_times_keep_their_microseconds(at: Timestamp) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "yesterday", 5, None, "2024-13-01T00:00:00Z", "99999-01-01"])
-def test_what_is_no_time_is_none(text: object) -> None:
+def test_an_invalid_time_is_none(text: object) -> None:
     assert from_rfc3339(text) is None
 
 
@@ -110,7 +110,7 @@ def test_a_status_of_any_content_is_read_as_it_is_written(data: dict[str, Any]) 
     assert to_json(again) == to_json(status)
 
 
-def test_what_says_nothing_is_left_out() -> None:
+def test_empty_values_are_omitted() -> None:
     encoded = to_json(JobStatus())
     assert encoded["phase"] == "Pending"
     assert None not in encoded.values()
@@ -138,7 +138,7 @@ def test_many_names_are_written_as_runs() -> None:
 
 
 @pytest.mark.parametrize("items", ["a..b", 7, {"a": 1}])
-def test_what_is_no_list_of_names_is_none(items: object) -> None:
+def test_an_invalid_list_of_names_is_none(items: object) -> None:
     assert unpack_names(items) is None
 
 

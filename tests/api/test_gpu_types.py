@@ -50,7 +50,7 @@ def test_gke_spot_has_its_label_and_toleration() -> None:
     assert place("gcp", None, 0, spot=False).tolerations == ()
 
 
-def test_what_a_provider_does_not_have_is_said_with_what_it_has() -> None:
+def test_an_error_names_what_a_provider_has() -> None:
     with pytest.raises(UsageError, match=r"gcp has no a10g GPUs\. FIX: use one of t4, v100, l4, a100, h100"):
         place("gcp", gpu_type("a10g"), 1, spot=True)
     with pytest.raises(UsageError, match=r"aws has no node with 3 t4 GPUs\. FIX: --gpus-per-node 1, 4 or 8"):

@@ -15,13 +15,13 @@ from tests.support.limits import ALLOWED, CASES, LimitCase
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_what_is_not_allowed_is_said(case: LimitCase) -> None:
+def test_violations_are_named(case: LimitCase) -> None:
     found = AllowedJobs.from_spec({"allowed": case.allowed}).breaches(ElasticJob.from_manifest(case.job))
     assert case.breach in "; ".join(found)
     assert bool(found) == bool(case.breach)
 
 
-def test_what_is_stored_is_read_back() -> None:
+def test_stored_limits_are_read_back() -> None:
     limits = check_limits(ALLOWED)
     assert limits.to_spec() == ALLOWED
     assert AllowedJobs.from_spec({}) == AllowedJobs()
@@ -53,7 +53,7 @@ def test_anything_is_read_and_a_damaged_list_allows_nothing(allowed: Any, job: A
         ({"usdPerDay": float("nan")}, "spec.allowed.usdPerDay", "0 or more"),
     ],
 )
-def test_what_cannot_be_a_limit_is_refused_by_field(allowed: Any, path: str, said: str) -> None:
+def test_an_invalid_limit_is_refused_by_field(allowed: Any, path: str, said: str) -> None:
     with pytest.raises(SpecError) as caught:
         check_limits(allowed)
     assert caught.value.path == path

@@ -1,4 +1,4 @@
-"""What a pod template says, whatever it holds."""
+"""Pod templates of any content are read."""
 
 from __future__ import annotations
 

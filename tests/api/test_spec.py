@@ -1,4 +1,4 @@
-"""What the controller reads of an object, whatever the object is."""
+"""What the controller reads of any object."""
 
 from __future__ import annotations
 

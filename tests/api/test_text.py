@@ -1,4 +1,4 @@
-"""Text that others wrote, as it is shown."""
+"""Untrusted text, as it is shown."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def harmless(text: str) -> bool:
     return not any((ord(char) < 32 and char not in "\t\n") or 127 <= ord(char) < 160 for char in text)
 
 
-def test_of_many_names_the_first_and_how_many_more_there_are() -> None:
+def test_the_first_of_many_names_are_listed_and_the_others_counted() -> None:
     assert join_some(["a"], "worker") == "a"
     assert join_some(["a", "b", "c"], "worker") == "a, b, c"
     assert join_some(["a", "b", "c", "d"], "worker") == "a, b, c and 1 more worker"
@@ -34,7 +34,7 @@ def test_text_of_any_language_stays() -> None:
 
 
 @given(st.text())
-def test_nothing_that_a_terminal_obeys_is_left(text: str) -> None:
+def test_no_control_character_is_left(text: str) -> None:
     assert harmless(visible(text))
     assert visible(visible(text)) == visible(text)
 
@@ -66,7 +66,7 @@ def test_only_whole_colour_codes_pass(text: str) -> None:
 
 
 @pytest.mark.parametrize("char", "\u200e\u200f\u061c\u200b\u2060\u206a\ufeff\xad\U000e0041\ud800\ufff9\u180e")
-def test_what_nobody_sees_is_shown_and_stays_json(char: str) -> None:
+def test_invisible_characters_are_shown_and_stay_json(char: str) -> None:
     """Marks that turn text around, blanks without width, letters of tags, and halves that no terminal can print."""
     assert char not in visible(f"a{char}b")
     assert json.loads(f'"{visible(f"a{char}b")}"') == f"a{char}b"

@@ -274,9 +274,7 @@ def changed(suspend: bool = False, cancel: bool = False, image: str = "a", **ext
         (changed(cancel=True), changed(), "spec.cancel"),
     ],
 )
-def test_what_a_job_may_become_is_ruled_alike_by_the_client_and_cel(
-    old: dict[str, Any], new: dict[str, Any], path: str
-) -> None:
+def test_the_client_and_cel_allow_the_same_changes(old: dict[str, Any], new: dict[str, Any], path: str) -> None:
     from celpy.adapter import json_to_cel
 
     rules = [compiled(text) for text in rule_texts() if "oldSelf" in text]
@@ -350,7 +348,7 @@ def test_the_columns_of_kubectl_fit_a_terminal() -> None:
         ({"order": [{"zone": "a"}], "waitSeconds": 0}, "spec.pools.waitSeconds: must be at least 1"),
     ],
 )
-def test_an_order_names_each_pool_once_and_says_something_of_each(pools: dict[str, Any], message: str) -> None:
+def test_an_order_names_each_pool_once(pools: dict[str, Any], message: str) -> None:
     from celpy.adapter import json_to_cel
 
     manifest = copy.deepcopy(validation.load_manifest(GOOD))

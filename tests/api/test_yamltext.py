@@ -27,7 +27,7 @@ DATA = st.recursive(
 
 @given(DATA)
 @settings(max_examples=100)
-def test_what_is_dumped_is_parsed_back(data: Any) -> None:
+def test_a_dumped_document_is_parsed_back(data: Any) -> None:
     assert parse_yaml(dump_yaml(data)).data == data
 
 
@@ -105,7 +105,7 @@ def test_a_bomb_of_aliases_is_refused_before_it_grows() -> None:
         parse_yaml("\n".join(["a0: &a0 x", *levels]))
 
 
-def test_what_would_crash_the_composer_is_refused() -> None:
+def test_a_document_that_would_crash_the_composer_is_refused() -> None:
     """By us, or by PyYAML's scanner: from 6.0.4 on it has a limit of its own, and reads ahead."""
     with pytest.raises(SpecError, match=r"nested deeper|maximum nesting depth"):
         parse_yaml("[" * 500_000 + "]" * 500_000)

@@ -83,7 +83,7 @@ def test_a_storage_without_checkpoints_is_no_error(run: Run, tmp_path: Path) -> 
         ),
     ],
 )
-def test_where_a_script_saves_elsewhere_its_own_url_is_named_and_left_alone(
+def test_the_url_of_a_script_that_saves_elsewhere_is_named_and_not_opened(
     run: Run, job: dict[str, Any], folder: Path, said: str, words: str
 ) -> None:
     for key in list(all_keys(LocalStorage(folder), "")):
@@ -114,14 +114,14 @@ class Retained(LocalStorage):
     """A storage whose job deletes the checkpoint of step 10 as soon as its tensors are read."""
 
     def read_into(self, key: str, start: int, into: memoryview) -> None:
-        doomed = [commit for commit in read_commits(self) if commit.step == 10 and key.startswith(commit.folder)]
-        for commit in doomed:
+        to_delete = [commit for commit in read_commits(self) if commit.step == 10 and key.startswith(commit.folder)]
+        for commit in to_delete:
             delete_commit(self, commit)
         super().read_into(key, start, into)
 
 
 @pytest.mark.parametrize(("verb", "seen"), [("list", 3), ("verify", 3)])
-def test_what_the_job_deletes_meanwhile_is_not_damaged(
+def test_a_checkpoint_that_the_job_deletes_meanwhile_is_not_damaged(
     run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch, verb: str, seen: int
 ) -> None:
     monkeypatch.setattr("elasticctl_store.storage.open", lambda url, patience: Retained(Path(url)))
@@ -202,7 +202,7 @@ def test_rm_deletes_entry_and_data(run: Run, folder: Path) -> None:
     assert len(list((folder / "data").iterdir())) == 2
 
 
-def test_of_two_checkpoints_of_a_step_the_one_that_is_meant_goes(run: Run, tmp_path: Path) -> None:
+def test_the_intended_one_of_two_checkpoints_of_a_step_is_deleted(run: Run, tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path / "state")
     for step in (5, 7, 7, 9):
         journals.commit(storage, CommitWriter.take_over(storage), step)
@@ -232,7 +232,7 @@ def test_prune_reads_what_it_leaves(run: Run, folder: Path, keep: str) -> None:
     assert steps(folder) == [40, 30, 20][: 1 + int(keep)]
 
 
-def test_prune_deletes_nothing_where_nothing_is_whole(run: Run, folder: Path) -> None:
+def test_prune_deletes_nothing_if_nothing_is_intact(run: Run, folder: Path) -> None:
     for step in (10, 20, 30, 40):
         damage(folder, step)
     done = run("checkpoints", "prune", str(folder), "--keep-last", "1", "-y")
@@ -241,13 +241,13 @@ def test_prune_deletes_nothing_where_nothing_is_whole(run: Run, folder: Path) ->
     assert steps(folder) == [40, 30, 20, 10]
 
 
-def test_prune_trusts_a_glance_by_force(run: Run, folder: Path) -> None:
+def test_prune_with_force_trusts_the_quick_check(run: Run, folder: Path) -> None:
     damage(folder, 40)
     assert run("checkpoints", "prune", str(folder), "--keep-last", "1", "-y", "--force").code == 0
     assert steps(folder) == [40]
 
 
-def test_rm_leaves_the_newest_that_is_provably_whole(run: Run, job: dict[str, Any], folder: Path) -> None:
+def test_rm_leaves_the_newest_that_is_verified_intact(run: Run, job: dict[str, Any], folder: Path) -> None:
     job["status"]["phase"] = "Succeeded"
     damage(folder, 40)
     done = run("checkpoints", "rm", "digits", "30", "-y")
@@ -316,7 +316,7 @@ def test_prune_keeps_the_last_and_the_best(run: Run, folder: Path) -> None:
     assert (again.code, "nothing to delete; 2 checkpoints are kept" in again.err) == (0, True)
 
 
-def test_prune_counts_whole_ones_alone(run: Run, folder: Path) -> None:
+def test_prune_counts_only_intact_ones(run: Run, folder: Path) -> None:
     next((folder / "data").glob("*step000000040*/*.safetensors")).unlink()
     assert run("checkpoints", "prune", str(folder), "--keep-last", "1", "-y").code == 0
     assert steps(folder) == [40, 30]
@@ -339,7 +339,7 @@ def test_repair_makes_entries_again(run: Run, folder: Path) -> None:
     assert steps(folder) == [40, 30, 20, 10]
 
 
-def test_repair_starts_over_where_nothing_is_whole(run: Run, folder: Path) -> None:
+def test_repair_starts_over_if_nothing_is_intact(run: Run, folder: Path) -> None:
     words = ("checkpoints", "repair", str(folder), "--start-over")
     whole = run(*words, "-y")
     assert (whole.code, "step 40 is intact, and" in whole.err) == (2, True)
@@ -354,7 +354,7 @@ def test_repair_starts_over_where_nothing_is_whole(run: Run, folder: Path) -> No
     assert Checkpointer(LocalStorage(folder)).restore() is None
 
 
-def test_starting_over_says_what_it_leaves_and_a_run_would_not_start_beside(run: Run, folder: Path) -> None:
+def test_starting_over_names_leftovers_that_keep_a_run_from_starting(run: Run, folder: Path) -> None:
     for saved in (folder / "data").iterdir():
         saved.rename(saved.with_name(f"old-{saved.name}"))
     shutil.rmtree(folder / "journal")
@@ -367,7 +367,7 @@ def test_starting_over_says_what_it_leaves_and_a_run_would_not_start_beside(run:
 
 
 @pytest.mark.parametrize("is_damaged", [False, True])
-def test_where_the_journal_is_lost_it_is_said_what_is_there(run: Run, folder: Path, is_damaged: bool) -> None:
+def test_without_a_journal_the_remaining_objects_are_named(run: Run, folder: Path, is_damaged: bool) -> None:
     shutil.rmtree(folder / "journal")
     for document in (folder / "data").rglob("*.json") if is_damaged else ():
         document.write_bytes(b"{}")
@@ -380,7 +380,7 @@ def test_where_the_journal_is_lost_it_is_said_what_is_there(run: Run, folder: Pa
     assert run("checkpoints", "repair", str(folder)).code == is_damaged
 
 
-def test_it_asks_on_a_terminal(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deletion_is_confirmed_on_a_terminal(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
     for answer, left in ((False, [40, 30, 20, 10]), (True, [40, 30, 20])):
         monkeypatch.setattr("typer.confirm", lambda text, err, answer=answer: answer)
@@ -414,7 +414,7 @@ def test_a_checkpoint_whose_parameters_are_not_finite_is_listed_as_such() -> Non
     assert "notFinite" not in checkpoint_data(CheckedCommit(3, replace(commit, not_finite=())))
 
 
-def test_who_deletes_checkpoints_by_their_url_is_written_down(run: Run, folder: Path) -> None:
+def test_a_deletion_by_url_is_recorded(run: Run, folder: Path) -> None:
     assert run("checkpoints", "rm", str(folder), "10", "-y").code == 0
     record = json.loads(run("history", "-o", "json").out)["changes"][-1]
     assert (record["verb"], record["name"]) == ("delete checkpoints", folder.as_uri())

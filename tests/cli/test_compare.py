@@ -82,9 +82,9 @@ def test_two_jobs_of_a_folder_that_has_changed(run: Run, tmp_path: Path, local_c
     assert {"-lr = 0.1", "+lr = 0.2", "-x = 1", "weights.bin: differs (no text, or too large to show)"} <= set(lines)
     assert "code" not in run("compare", "one", "two", "--no-code").out
     assert "code: the same" in run("compare", "one", "one").out
-    told = json.loads(run("compare", "one", "two", "-o", "json").out)
-    assert (told["kind"], told["code"]["gone"]) == ("Comparison", ["old.py"])
-    assert {"name": "--epochs", "values": ["", "3"]} in told["settings"]
+    compared = json.loads(run("compare", "one", "two", "-o", "json").out)
+    assert (compared["kind"], compared["code"]["gone"]) == ("Comparison", ["old.py"])
+    assert {"name": "--epochs", "values": ["", "3"]} in compared["settings"]
     assert run("compare", "one", "nothere").code == 3
     jobs = [ElasticJob.from_manifest(local_cluster.get_job("default", name)) for name in ("one", "two")]
     found = compare((jobs[0], jobs[1]), RunMetrics(), AT)

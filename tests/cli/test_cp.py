@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from elasticctl.api.errors import NotFoundError, UsageError
-from elasticctl.cli.verbs.find_out_what_is_wrong.cp import CopyPath, Room, read_place, split, unpack
+from elasticctl.cli.verbs.find_out_what_is_wrong.cp import CopyPath, WorkerFiles, read_place, split, unpack
 from elasticctl.cluster.local.paths import LocalPaths
 from elasticctl.cluster.local.worker_access import LocalWorkerAccess
 from tests.support.cli import Run
@@ -41,7 +41,7 @@ def test_paths_of_workers_are_split() -> None:
 
 
 @pytest.mark.usefixtures("private_home")
-def test_what_cannot_be_is_one_line(run: Run, tmp_path: Path) -> None:
+def test_an_error_is_one_line(run: Run, tmp_path: Path) -> None:
     assert run("cp", "a", "b").err.startswith("error: one of the paths must be in a worker: JOB:PATH. FIX: ")
     assert run("cp", "a:x", "b:y").code == 2
     assert run("cp", str(tmp_path / "absent"), "train:x").err.startswith("error: there is no ")
@@ -56,7 +56,7 @@ def test_files_arrive_as_they_were(tmp_path: Path) -> None:
     data = random.Random(1).randbytes(300_000)
     paths = LocalPaths(tmp_path / "state", tmp_path / "sockets")
     with local_worker(paths, there) as worker:
-        room = Room(LocalWorkerAccess(paths), worker)
+        room = WorkerFiles(LocalWorkerAccess(paths), worker)
         (there / "out" / "deep").mkdir(parents=True)
         (there / "out" / "deep" / "-x y").write_bytes(data)
         (there / "out" / "link").symlink_to("deep")
@@ -74,7 +74,7 @@ def test_files_arrive_as_they_were(tmp_path: Path) -> None:
         assert room.send(here / "taken", "out") == "out/taken"
         assert (there / "out" / "taken").read_bytes() == data
         for name, work in (("absent", lambda: room.fetch("absent/x", here)), ("no", lambda: room.send(here, "no/x"))):
-            with pytest.raises(NotFoundError, match=f'there is no "{name}/x" in room-worker-0'):
+            with pytest.raises(NotFoundError, match=f'there is no "{name}/x" in shell-worker-0'):
                 work()
         (here / "other" / "taken").mkdir(parents=True)
         with pytest.raises(IsADirectoryError):

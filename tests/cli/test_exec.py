@@ -60,7 +60,7 @@ def test_without_a_group_it_is_the_first_that_runs() -> None:
         ("cat", None, UsageError, "is not the name of a worker"),
     ],
 )
-def test_what_cannot_be_is_one_line(worker: str, rank: int | None, kind: type[ElasticctlError], message: str) -> None:
+def test_an_error_is_one_line(worker: str, rank: int | None, kind: type[ElasticctlError], message: str) -> None:
     with pytest.raises(kind, match=message):
         choose_running(ElasticJob.from_manifest(JOB), pods(0, 2), WhichWorker(worker, rank))
 
@@ -73,7 +73,7 @@ def test_ports(text: str, pair: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "0", "x", "65536", "1:2:3", "-1", "1:", "70000:80", "²"])
-def test_what_is_no_port(text: str) -> None:
+def test_an_invalid_port_is_refused(text: str) -> None:
     with pytest.raises(typer.BadParameter, match="is not a port"):
         port_pair(text)
 

@@ -29,25 +29,25 @@ def test_a_verb_that_follows_a_job_fails_with_it(
     """While the job runs, and when it comes too late."""
     gate = tmp_path / "gate"
     local_cluster.set_sharing(LocalSharing(on=True, cpu_slots=1))  # a second worker never gets a place
-    local_cluster.create_job(shell_job("doomed", FAILS.format(gate=gate), minReplicas=1, backoffLimit=0))
-    wait_until(lambda: local_cluster.get_job("default", "doomed").get("status", {}).get("active") == 1)
-    waiting = [start("wait", "doomed"), start("scale", "doomed", "--to", "2", "--wait")]
-    following = [start(*words, "doomed") for words in FOLLOWERS]
+    local_cluster.create_job(shell_job("failing", FAILS.format(gate=gate), minReplicas=1, backoffLimit=0))
+    wait_until(lambda: local_cluster.get_job("default", "failing").get("status", {}).get("active") == 1)
+    waiting = [start("wait", "failing"), start("scale", "failing", "--to", "2", "--wait")]
+    following = [start(*words, "failing") for words in FOLLOWERS]
     begun = [process.stdout.readline() for process in following if process.stdout is not None]
     assert [line.split("\t")[0] for line in begun] == ["worker-0 | begun\n", "NAME", "AT"]
     worker = ("spec", "replicaSpecs", "Worker", "replicas")
-    wait_until(lambda: at(local_cluster.get_job("default", "doomed"), *worker) == 2)
+    wait_until(lambda: at(local_cluster.get_job("default", "failing"), *worker) == 2)
     gate.touch()
     ended = [(*process.communicate(timeout=240), process.returncode) for process in (*waiting, *following)]
     assert [code for _, _, code in ended] == [1] * 5, ended
     logs, status, events = (out.splitlines() for out, _, _ in ended[2:])
     assert logs == ["worker-0 | no such data"]
-    assert status[-1].split("\t")[:2] == ["doomed", "Failed"]
+    assert status[-1].split("\t")[:2] == ["failing", "Failed"]
     assert "\x1b" not in "".join(status)
     assert len(set(events)) == len(events)
     for words in (("wait",), ("wait", "--for", "running"), *FOLLOWERS):
-        assert run(*words, "doomed").code == 1
-    assert run("logs", "doomed").code == 0  # which only prints what there is
+        assert run(*words, "failing").code == 1
+    assert run("logs", "failing").code == 0  # which only prints what there is
 
 
 @pytest.mark.usefixtures("light_spares", "forked_workers")
@@ -86,7 +86,7 @@ def test_a_search_for_capacity_fails_with_a_job_that_fails_meanwhile(
 
 
 @pytest.mark.parametrize("words", [("--help",), ("template", "show")], ids=" ".join)
-def test_when_nobody_reads_any_more_it_ends_without_a_word(words: tuple[str, ...], private_home: Path) -> None:
+def test_when_the_reader_has_gone_it_ends_silently(words: tuple[str, ...], private_home: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "elasticctl.cli", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )

@@ -1,4 +1,4 @@
-"""`submit` with several contexts: the cheapest first, the next when capacity does not come, and never two at once."""
+"""`submit` with several contexts: the cheapest first, the next when capacity does not come, and never two at a time."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PODS = "/api/v1/namespaces/default/pods"
 class Place:
     """A cluster whose controller brings so many workers for each job, and takes them away when it is cancelled.
 
-    It has done its work whenever somebody asks. `refuse` is asked next, as that of the server.
+    Its work is done by the next request. `refuse` is called next, like that of the server.
     """
 
     api: FakeApi
@@ -156,7 +156,7 @@ def test_a_context_with_capacity_ends_the_search(run: Run, place: Make) -> None:
 
 
 @pytest.mark.usefixtures("light_spares", "forked_workers")
-def test_this_machine_takes_over_where_no_cloud_has_capacity(
+def test_this_machine_takes_over_if_no_cloud_has_capacity(
     run: Run, place: Make, local_cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cheap = place("cheap", "aws")
@@ -177,10 +177,10 @@ def test_this_machine_takes_over_where_no_cloud_has_capacity(
     assert local_cluster.get_job("default", "train")["status"]["phase"] == "Succeeded"
 
 
-def test_a_context_that_cannot_take_it_is_passed_over_with_its_reason(run: Run, place: Make) -> None:
+def test_a_context_that_cannot_run_it_is_skipped_with_its_reason(run: Run, place: Make) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        nobody = f"http://127.0.0.1:{listening.getsockname()[1]}"
-    place("away", "gcp", url=nobody)
+        silent = f"http://127.0.0.1:{listening.getsockname()[1]}"
+    place("away", "gcp", url=silent)
     place("closed", "aws", brings=2).refuse = forbidden
     place("plain", "kubernetes", brings=2)
     good = place("good", "gcp", brings=2)
@@ -201,7 +201,7 @@ def forbidden(request: Request) -> tuple[int, Any, dict[str, str]] | None:
     return (403, {"kind": "Status", "code": 403, "reason": "Forbidden", "message": message}, {})
 
 
-def test_where_nobody_has_capacity_nothing_is_left(run: Run, place: Make) -> None:
+def test_without_capacity_anywhere_nothing_is_left(run: Run, place: Make) -> None:
     places = [place("one", "aws"), place("two", "gcp", brings=1)]
     done = run("submit", *WHAT, "--context", "one,two", "--capacity-timeout", "0s", "-d")
     assert (done.code, done.out) == (3, "")
@@ -211,7 +211,7 @@ def test_where_nobody_has_capacity_nothing_is_left(run: Run, place: Make) -> Non
     )
 
 
-def test_what_all_refuse_alike_is_said_once(run: Run, place: Make) -> None:
+def test_the_same_refusal_of_all_is_reported_once(run: Run, place: Make) -> None:
     place("one", "aws")
     place("two", "gcp")
     done = run("submit", "src/none.py", "--context", "one,two", "--gpus", "1", "--gpu-type", "t4")
@@ -240,7 +240,7 @@ def test_a_job_of_the_same_name_is_not_taken_for_ours(run: Run, place: Make) -> 
     assert "not in cheap: " in done.err
 
 
-def test_where_workers_cannot_be_seen_to_end_no_other_is_tried(
+def test_no_other_context_is_tried_unless_the_workers_have_ended(
     run: Run, place: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(failover, "GONE_WITHIN_S", 0.5)
@@ -273,7 +273,7 @@ def test_an_answer_that_got_lost_leaves_no_orphan(run: Run, place: Make) -> None
 
 @pytest.fixture
 def interrupt() -> Iterator[Callable[[signal.Signals], None]]:
-    """Sends a signal to this process, as in which the command runs. Whoever runs the tests may ignore some of them."""
+    """Sends a signal to this process, in which the command runs. The tests may run with some of them ignored."""
     missed: list[int] = []
     numbers = (signal.SIGTERM, signal.SIGHUP)
     before = [signal.signal(number, lambda number, _: missed.append(number)) for number in numbers]
@@ -287,7 +287,7 @@ Interrupt = Callable[[signal.Signals], None]
 
 
 def _once_it_waits(where: Place, act: Callable[[], None]) -> None:
-    """Do that when it is first asked how the job is."""
+    """Do that when the job is first read."""
 
     def look(request: Request) -> None:
         if where.live() and (request.method, request.path) == ("GET", f"{JOBS}/train"):
@@ -320,7 +320,7 @@ def test_under_nohup_a_closed_terminal_ends_nothing(run: Run, place: Make, inter
 def test_interrupted_while_it_is_being_created(
     run: Run, place: Make, interrupt: Interrupt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The request is on its way: the server carries it out although nobody waits for the answer."""
+    """The request is on its way: the server carries it out although no one waits for the answer."""
     standing = SimpleNamespace(sleep=time.sleep, monotonic=lambda: 0.0)  # the create is in time, however late
     monkeypatch.setattr(failover, "time", standing)
     cheap, dear = place("cheap", "aws", brings=1), place("dear", "gcp", brings=2)
@@ -337,7 +337,7 @@ def test_interrupted_while_it_is_being_created(
     assert (cheap.names(), dear.api.requests) == ([], [])
 
 
-def test_interrupted_twice_it_is_deleted_at_once(run: Run, place: Make, interrupt: Interrupt) -> None:
+def test_interrupted_twice_it_is_deleted_immediately(run: Run, place: Make, interrupt: Interrupt) -> None:
     stuck = place("stuck", "aws", brings=1)
     stuck.lets_go = False
 

@@ -1,4 +1,4 @@
-"""Goals on the command line: what `submit` makes of one, how one is changed, and what is said of it."""
+"""Goals on the command line: what `submit` makes of one, how one is changed, and how it is shown."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_goal_needs_no_size(run: Run, script: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_number_is_the_most_there_may_be(run: Run, script: str) -> None:
+def test_a_number_is_the_upper_bound(run: Run, script: str) -> None:
     spec = goal_of(run, script, "--budget", "5", "--workers", "6", "--min-workers", "2")
     assert (spec["minReplicas"], spec["maxReplicas"]) == (2, 6)
 
@@ -69,7 +69,7 @@ def test_a_number_is_the_most_there_may_be(run: Run, script: str) -> None:
         (("--finish-by", "1h", "--budget", "2", "--work", "2h"), "the goal cannot be met, not even if no spot"),
     ],
 )
-def test_what_makes_no_goal_is_refused(run: Run, script: str, args: tuple[str, ...], message: str) -> None:
+def test_an_invalid_goal_is_refused(run: Run, script: str, args: tuple[str, ...], message: str) -> None:
     done = run("submit", script, *args, "--no-workspace", "--dry-run")
     assert done.code == 2, done.out
     assert message in done.err
@@ -81,7 +81,7 @@ def a_manifest(hours: float, budget: float, work_h: float) -> dict[str, Any]:
     return {"spec": {"minReplicas": 1, "maxReplicas": 4, "goal": to_json(goal), "replicaSpecs": {"Worker": worker}}}
 
 
-def test_the_two_nearest_are_ones_that_can_be_kept() -> None:
+def test_the_two_nearest_goals_can_be_kept() -> None:
     """What is named after a refusal is promised when it is asked for."""
     now = datetime.fromtimestamp(NOW).astimezone()
     with pytest.raises(UsageError) as refused:
@@ -140,7 +140,7 @@ def test_status_says_whether_it_is_on_track() -> None:
     assert outlook_text(replace(job, goal=None), NOW) == ""
 
 
-def test_money_that_is_spent_is_the_first_that_is_said() -> None:
+def test_a_spent_budget_is_reported_first() -> None:
     job = a_planned_job(reason="Spent", message="the budget of $120.00 is spent; the rest needs about $9.00 more")
     first = diagnose(Case(job, (), NOW))[0]
     assert first.rule == "out-of-money"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elasticctl.cli.framework.did_you_mean import verb_meant
+from elasticctl.cli.framework.command import verb_meant
 from elasticctl.cli.main import main
 from tests.support.cli import Done, Run
 from tests.support.verbs import FAMILIES, VERBS
@@ -65,7 +65,7 @@ def test_submit_teaches_by_example(run: Run) -> None:
     ("verb", "listed", "unlisted"),
     [("list", "--phase", "--status"), ("sweep", "--priority", "--queue"), ("cancel", "--label", "--yes")],
 )
-def test_what_is_refused_obsolete_or_without_effect_is_not_listed(
+def test_refused_obsolete_and_ineffective_options_are_not_listed(
     run: Run, verb: str, listed: str, unlisted: str
 ) -> None:
     text = run(verb, "--help").out
@@ -124,7 +124,7 @@ def test_near_misses(run: Run, line: str, message: str) -> None:
     assert done.err.count("\n") == 1
 
 
-def test_nothing_is_suggested_that_destroys_but_for_a_slip_of_the_finger() -> None:
+def test_destructive_verbs_are_suggested_only_for_typos() -> None:
     for word in ("pause", "prone", "purge", "dele", "cancer", "remote", "empty"):
         meant = verb_meant(word, VERBS)
         assert not [verb for verb in ("prune", "delete", "cancel", "move", "preempt") if verb in meant], word

@@ -1,4 +1,4 @@
-"""`history`: what is said below the table, and its data."""
+"""`history`: the lines below the table, and its data."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def found(**status: Any) -> ElasticJob:
     return ElasticJob.from_manifest(job(**status))
 
 
-def test_totals_are_two_calm_lines() -> None:
+def test_totals_are_two_lines() -> None:
     progress = {"step": 120, "at": at(51)}
     assert list(totals_lines(found(generations=GROUPS, progress=progress, stepsRedone=10), AT + 51)) == [
         "1 interruption, 1 scaling: 3.8s until training went on, 10 steps done again",
@@ -32,7 +32,7 @@ def test_totals_are_two_calm_lines() -> None:
     ]
 
 
-def test_losses_that_training_got_over_together_cost_their_time_once() -> None:
+def test_losses_with_one_recovery_cost_its_time_once() -> None:
     lost = [
         {"at": at(10 + i), "worker": f"digits-worker-{i}", "cause": "Killed", "recoveredAt": at(22)} for i in range(3)
     ]
@@ -52,14 +52,14 @@ def test_a_group_that_hung_did_not_move_forward_until_the_hang_was_found() -> No
 
 
 @pytest.mark.parametrize(("phase", "when"), [("Running", "not yet"), ("Failed", "never")])
-def test_a_loss_that_training_has_not_got_over_is_told_beside_the_sum(phase: str, when: str) -> None:
+def test_a_loss_without_recovery_is_named_next_to_the_sum(phase: str, when: str) -> None:
     lost = [{"at": at(10), "worker": "digits-worker-1", "cause": "Killed"}]
     status = {"phase": phase, "interruptions": lost, "scalings": [], "restarts": {"Killed": 1}, "stepsRedone": 0}
     first, *_ = totals_lines(found(**status), AT + 20)
     assert first == f"1 interruption (1 {when} recovered from), 0 scalings: 0 steps done again"
 
 
-def test_a_scaling_that_goes_on_has_taken_no_known_time_yet() -> None:
+def test_a_scaling_in_progress_has_no_known_duration() -> None:
     scaling = {"at": at(10), "fromWorkers": 3, "toWorkers": 4, "phase": "InProgress"}
     status = {"phase": "Running", "interruptions": [], "scalings": [scaling], "restarts": {}, "stepsRedone": 0}
     first, *_ = totals_lines(found(**status), AT + 20)

@@ -43,7 +43,7 @@ def planted(value: Any) -> Any:
 
 @pytest.fixture
 def hostile(monkeypatch: pytest.MonkeyPatch, private_home: Path) -> dict[str, Any]:
-    """A cluster with a job whose status has been written by somebody with ideas."""
+    """A cluster with a job whose status an attacker has written."""
     manifest = job_samples.job()
     status = manifest["status"]
     manifest["status"] = planted(status) | {"phase": status["phase"]}

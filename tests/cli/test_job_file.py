@@ -44,7 +44,7 @@ def container(manifest: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def test_what_is_saved_is_what_was_typed(run: Run, folder: Path) -> None:
+def test_the_options_as_typed_are_saved(run: Run, folder: Path) -> None:
     """And nothing that depends on this machine, or on what the folder holds now."""
     done = run("submit", "train.py", *FULL, "--save", "jobs/digits.yaml", "--", "--lr", "0.1", "-x")
     assert (done.code, done.out) == (0, ""), done.err
@@ -69,7 +69,7 @@ def test_what_is_saved_is_what_was_typed(run: Run, folder: Path) -> None:
     assert before == after
 
 
-def test_what_is_no_job_file_is_not_overwritten(run: Run, folder: Path) -> None:
+def test_a_file_that_is_no_job_file_is_not_overwritten(run: Run, folder: Path) -> None:
     before = (folder / "train.py").read_bytes()
     done = run("submit", "train.py", *FULL, "--save", "train.py")
     assert (done.code, done.err.splitlines()[-1]) == (
@@ -86,7 +86,7 @@ def test_a_project_file_may_begin_with_a_mark_of_its_encoding(run: Run, folder: 
     assert made(run, "train.py")["spec"]["replicaSpecs"]["Worker"]["replicas"] == 2
 
 
-def test_it_works_from_a_clone_in_another_place(
+def test_a_job_file_works_from_a_clone_in_another_place(
     run: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert run("submit", "train.py", *FULL, "--save", "jobs/digits.yaml").code == 0
@@ -112,7 +112,7 @@ def test_the_command_line_comes_before_the_file(run: Run, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["elasticctl.toml", "pyproject.toml"])
-def test_a_project_says_what_is_so_for_all_its_jobs(
+def test_a_project_file_applies_to_all_its_jobs(
     run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     table = "" if name == "elasticctl.toml" else "[project]\nname = 'x'\n[tool.elasticctl]\n"
@@ -159,7 +159,7 @@ def test_projects_end_with_their_repository(run: Run, folder: Path) -> None:
         ("pyproject.toml", "[tool]\nelasticctl = 1", "pyproject.toml: tool.elasticctl must be a table"),
     ],
 )
-def test_what_cannot_be_meant_is_one_line(run: Run, folder: Path, name: str, text: str, said: str) -> None:
+def test_an_invalid_file_is_a_one_line_error(run: Run, folder: Path, name: str, text: str, said: str) -> None:
     (folder / name).write_text(text)
     words = ("-f", name) if name == "job.yaml" else ("train.py",)
     done = run("submit", *words, "--dry-run")
@@ -181,7 +181,7 @@ def test_help_does_not_look_at_them(run: Run, folder: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("how", ["absolute", "above", "home", "link"])
-def test_a_file_of_somebody_else_does_not_choose_what_of_this_machine_is_sent(
+def test_a_file_of_another_user_does_not_choose_what_is_sent_from_this_machine(
     run: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, option: str, how: str
 ) -> None:
     home = tmp_path / "home"
@@ -213,13 +213,13 @@ def test_a_file_of_somebody_else_does_not_choose_what_of_this_machine_is_sent(
 
 @pytest.mark.parametrize("name", ["elasticctl.toml", "job.yaml"])
 @pytest.mark.parametrize("scheme", ["s3", "gs"])
-def test_a_file_of_somebody_else_does_not_choose_where_credentials_go(
+def test_a_file_of_another_user_does_not_choose_where_credentials_go(
     run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, scheme: str
 ) -> None:
     """Its endpoint hears nothing, unless the caller has named it."""
-    with socket.create_server(("127.0.0.1", 0)) as stranger:
-        stranger.setblocking(False)  # whoever has connected is there by the end
-        endpoint = f"http://127.0.0.1:{stranger.getsockname()[1]}"
+    with socket.create_server(("127.0.0.1", 0)) as unknown:
+        unknown.setblocking(False)  # a client that has connected is in the queue by the end
+        endpoint = f"http://127.0.0.1:{unknown.getsockname()[1]}"
         url = f"{scheme}://bucket/jobs?endpoint={endpoint}"
         given = f'storage = "{url}"\n' if name == "elasticctl.toml" else f'script: train.py\nstorage: "{url}"\n'
         (folder / name).write_text(given)
@@ -229,7 +229,7 @@ def test_a_file_of_somebody_else_does_not_choose_where_credentials_go(
             assert (done.code, done.out) == (3, ""), done.err
             assert f"the file names the endpoint {endpoint}, and your credentials are not sent" in done.err
         with pytest.raises(BlockingIOError):
-            stranger.accept()
+            unknown.accept()
     assert run("submit", *words, "--storage", "out", "--dry-run").code == 0, "what is typed comes before the file"
     variable = {"s3": "AWS_ENDPOINT_URL_S3", "gs": "STORAGE_EMULATOR_HOST"}[scheme]
     monkeypatch.setenv(variable, endpoint)

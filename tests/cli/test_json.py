@@ -34,7 +34,7 @@ FORMS = re.compile(r"-o, --output <([a-z|]+)>")
 
 
 def closed(schema: Any) -> Any:
-    """The schema without room for fields that it does not name: programs have to bear new ones, the docs have not."""
+    """The schema without room for fields that it does not name: programs must accept new ones, the docs must not."""
     if isinstance(schema, list):
         return [closed(item) for item in schema]
     if not isinstance(schema, dict):
@@ -93,8 +93,8 @@ def test_reading_a_job(run: Run, troubled: str) -> None:
     for verb in ("status", "describe", "explain", "events", "history"):
         assert yaml.safe_load(run(verb, troubled, "-o", "yaml").out)["kind"]
     assert check(run("top", troubled, "-o", "json").out)["jobs"][0]["measured"] == 0
-    told = check(run("compare", troubled, troubled, "-o", "json").out)
-    assert (len(told["jobs"]), told["settings"]) == (2, [])
+    compared = check(run("compare", troubled, troubled, "-o", "json").out)
+    assert (len(compared["jobs"]), compared["settings"]) == (2, [])
     assert run("cancel", troubled).code == 0
     assert run("wait", troubled).code == 4
     pruned = check(run("prune", "--older-than", "0s", "--dry-run", "-o", "json").out)
@@ -143,7 +143,7 @@ def test_places_and_templates(run: Run) -> None:
     assert check(run("local", "status", "-o", "json").out)["running"] is False
 
 
-def test_what_is_simulated(run: Run, private_home: Path, tmp_path: Path) -> None:
+def test_simulation_output(run: Run, private_home: Path, tmp_path: Path) -> None:
     (tmp_path / "rates.csv").write_text("4,100\n8,190\n")
     for priced in ((), ("--gpu-type", "t4", "--context", "prod")):
         if priced:
@@ -163,7 +163,7 @@ def test_secrets_and_quotas(run: Run, home: Path, tmp_path: Path) -> None:
     assert listed["allowed"] == [{"project": "vision", "images": ["a/*"], "usdPerDay": 5.0, "usdToday": 0.0}]
 
 
-def test_a_place_that_was_looked_at(run: Run, home: Path, local_cluster: LocalCluster) -> None:
+def test_a_context_that_was_checked(run: Run, home: Path, local_cluster: LocalCluster) -> None:
     assert check(run("doctor", "-o", "json").out)["context"] == "local"
     assert check(json.dumps(yaml.safe_load(run("doctor", "-o", "yaml").out)))["context"] == "local"
     local_cluster.list_jobs(None)

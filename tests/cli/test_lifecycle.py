@@ -66,6 +66,6 @@ def test_deleting_a_running_job_asks_first(
     assert cluster.is_deleted
 
 
-def test_it_can_be_cancelled_again(cluster: OneJob) -> None:
+def test_a_job_can_be_cancelled_twice(cluster: OneJob) -> None:
     lifecycle.cancel(jobs=("digits",), where=Where())
     assert [patch["spec"] for patch in cluster.patches] == [{"cancel": True}]

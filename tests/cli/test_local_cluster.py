@@ -60,7 +60,7 @@ def worker_names(cluster: LocalCluster, name: str) -> list[str]:
     return [pod["metadata"]["name"] for pod in cluster.list_pods("default", name)]
 
 
-def test_ctrl_c_lets_go_of_a_job_and_leaves_it_running(
+def test_ctrl_c_detaches_from_a_job_and_leaves_it_running(
     start: Start, home: Path, tmp_path: Path, gate: Path, local_cluster: LocalCluster
 ) -> None:
     file = tmp_path / "kept.yaml"
@@ -78,7 +78,7 @@ def test_ctrl_c_lets_go_of_a_job_and_leaves_it_running(
     assert again.wait(timeout=240) == 0
 
 
-def test_a_taken_name_of_our_own_making_gets_a_suffix(run: Run, home: Path, tmp_path: Path) -> None:
+def test_a_taken_generated_name_gets_a_suffix(run: Run, home: Path, tmp_path: Path) -> None:
     script = tmp_path / "train"
     script.write_text("#!/bin/sh\ntrue\n")
     script.chmod(0o755)

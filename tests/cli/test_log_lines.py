@@ -60,7 +60,7 @@ def test_bars_never_take_more_than_the_screen(monkeypatch: pytest.MonkeyPatch) -
     assert all(line.startswith("worker-") for line in shown)
 
 
-def test_each_worker_has_a_colour_unless_nobody_wants_any(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_worker_has_a_colour_unless_colours_are_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
     lines = on_terminal(monkeypatch, ("0", "begun"), ("1", "begun")).splitlines()
     assert [line.partition("worker")[0] for line in lines] == ["\x1b[36m", "\x1b[33m"]
@@ -86,6 +86,6 @@ def test_in_a_pipe_each_state_is_a_line_and_the_last_one_comes_once(capsys: pyte
         ("\ttabs stay", "\ttabs stay"),
     ],
 )
-def test_what_other_launchers_leave_of_bars(text: str, shown: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_bars_prefixed_by_other_launchers(text: str, shown: str, capsys: pytest.CaptureFixture[str]) -> None:
     printed(("0", text))
     assert capsys.readouterr().out == f"worker-0 | {shown}{os.linesep}"

@@ -45,7 +45,7 @@ def job(*command: str, status: JobStatus = GROUP) -> ElasticJob:
         (LogFilter(everything=True, follow=True), LogQuery(everything=True, follow=True)),
     ],
 )
-def test_what_is_asked_for(lines: LogFilter, query: LogQuery) -> None:
+def test_requested_lines(lines: LogFilter, query: LogQuery) -> None:
     assert lines.query(job(), 1000.0) == query
 
 
@@ -59,12 +59,12 @@ def test_what_is_asked_for(lines: LogFilter, query: LogQuery) -> None:
         (LogFilter(rank=2), NotFoundError, "no rank 2: its ranks are 0 to 1"),
     ],
 )
-def test_what_cannot_be_meant(lines: LogFilter, error: type[Exception], why: str) -> None:
+def test_contradictory_options_are_refused(lines: LogFilter, error: type[Exception], why: str) -> None:
     with pytest.raises(error, match=why):
         lines.query(job(), 1000.0)
 
 
-def test_of_a_worker_with_several_ranks_one_is_shown() -> None:
+def test_one_of_several_ranks_of_a_worker_is_shown() -> None:
     several = job("elasticctl-launch", "--nproc-per-node", "2", "--", "x")
     assert LogFilter(rank=3).query(several, 0.0).workers == ("train-worker-0",)
     shown = [line.text for line in LogFilter(rank=1).of(LINES, several)]
@@ -76,7 +76,7 @@ def test_of_a_worker_with_several_ranks_one_is_shown() -> None:
     ]
 
 
-def test_lines_are_looked_through(run: Run, local_cluster: LocalCluster) -> None:
+def test_lines_are_searched(run: Run, local_cluster: LocalCluster) -> None:
     local_cluster.create_job(shell_job("talks", "printf 'one\\nloss 0.5\\nnan\\n'"))
     wait_until(lambda: phase(local_cluster, "talks") == "Succeeded")
     assert run("logs", "talks").out == "worker-0 | one\nworker-0 | loss 0.5\nworker-0 | nan\n"

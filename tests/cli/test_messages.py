@@ -56,7 +56,7 @@ def test_the_table_has_these_and_no_others() -> None:
 
 
 @pytest.mark.parametrize(("message", "line"), WITHOUT_A_CLUSTER)
-def test_what_needs_no_cluster(
+def test_commands_that_need_no_cluster(
     message: str, line: str, run: Run, private_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "work"
@@ -74,7 +74,7 @@ def test_what_needs_no_cluster(
     assert says(message, done.err), done.err
 
 
-def test_what_is_said_about_jobs(run: Run, local_cluster: LocalCluster) -> None:
+def test_messages_about_jobs(run: Run, local_cluster: LocalCluster) -> None:
     local_cluster.create_job(shell_job("digits-a", FOREVER, 1, minReplicas=1, maxReplicas=4))
     local_cluster.create_job(shell_job("digits-b", "exit 7", 1, backoffLimit=0))
     wait_until(lambda: running(local_cluster, "digits-a") and phase(local_cluster, "digits-b") == "Failed")

@@ -1,4 +1,4 @@
-"""`move`: a job goes on in another context, to the bit as if it had never left, and only there."""
+"""`move`: a job continues in another context, bit for bit as if it had never moved, and only there."""
 
 from __future__ import annotations
 
@@ -260,7 +260,7 @@ def test_nodes_are_asked_for_in_the_other_providers_words(old: JobLocation, new:
     assert (made.namespace, made.name) == (new.namespace, "digits")
 
 
-def test_what_was_the_old_contexts_own_becomes_the_new_ones() -> None:
+def test_defaults_of_the_old_context_become_those_of_the_new_one() -> None:
     made = moved_manifest(cloud_job("aws", service_account="me"), AWS, GCP)
     spec = at(made, "spec", "replicaSpecs", "Worker", "template", "spec")
     assert (spec["containers"][0]["image"], spec["serviceAccountName"]) == ("new", "you")
@@ -273,7 +273,7 @@ def test_what_was_the_old_contexts_own_becomes_the_new_ones() -> None:
     }
 
 
-def test_the_users_own_wishes_stay() -> None:
+def test_the_users_own_settings_stay() -> None:
     manifest = cloud_job("aws")
     spec = at(manifest, "spec", "replicaSpecs", "Worker", "template", "spec")
     spec["nodeSelector"] = {"team": "vision", "node.kubernetes.io/instance-type": "g4dn.xlarge"}
@@ -283,7 +283,7 @@ def test_the_users_own_wishes_stay() -> None:
     assert {"key": "team", "operator": "Exists"} in made["tolerations"]
 
 
-def test_where_a_gpu_is_not_to_be_had_it_cannot_go() -> None:
+def test_a_job_cannot_move_to_a_provider_without_its_gpu() -> None:
     with pytest.raises(UsageError, match="gcp has no a10g GPUs"):
         moved_manifest(cloud_job("aws", gpu="a10g"), AWS, GCP)
     manifest = cloud_job("aws")
@@ -294,7 +294,7 @@ def test_where_a_gpu_is_not_to_be_had_it_cannot_go() -> None:
         moved_manifest(cloud_job("aws"), AWS, JobLocation(Context(LOCAL, LOCAL), "default", "file:///x"))
 
 
-def test_the_workspace_is_named_beside_the_new_state() -> None:
+def test_the_workspace_is_next_to_the_new_state() -> None:
     digest = "f" * 64
     manifest = cloud_job("aws", workspace=f"s3://old/workspaces#{digest}", workspace_from="/home/me/project")
     assert workspace_of(manifest) == ("s3://old/workspaces", digest)

@@ -1,4 +1,4 @@
-"""Where a job's news goes: from flags, manifests and contexts, and through a real local cluster."""
+"""Where a job's notifications go: from flags, manifests and contexts, and through a real local cluster."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_references(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["", "secret:", "secret:a b", "file:relative", "env:1X", "vault:planted", "https://hooks/planted"]
 )
-def test_what_is_none_is_refused_and_a_url_is_not_repeated(text: str) -> None:
+def test_an_invalid_reference_is_refused_and_a_url_is_not_repeated(text: str) -> None:
     with pytest.raises(UsageError) as error:
         notifications.parse_reference(text)
     assert "planted" not in str(error.value)
@@ -67,7 +67,7 @@ def test_the_flag_goes_before_the_manifest_and_that_before_the_context(
     assert planned(run, str(script)) is None
 
 
-def test_a_rerun_tells_whom_the_old_job_told() -> None:
+def test_a_rerun_notifies_as_the_old_job_did() -> None:
     old = telling(shell_job("old", "true"))
     made = rerun_manifest(old, Rerun("new", "", ""))
     local = Context("local", "local", notify_url_from="secret:of-the-context")
@@ -76,7 +76,7 @@ def test_a_rerun_tells_whom_the_old_job_told() -> None:
         assert annotations.get(ANNOTATION_NOTIFY) == expected
 
 
-def test_on_a_cluster_only_its_secrets_will_do(run: Run, private_home: Path, tmp_path: Path) -> None:
+def test_on_a_cluster_only_its_secrets_are_accepted(run: Run, private_home: Path, tmp_path: Path) -> None:
     done = run("config", "set-context", "prod", "--provider", "aws", "--notify-url-from", "env:SLACK_URL")
     assert done.code == 2
     assert done.err.startswith("error: env: is for the local cluster: on Kubernetes give the KEY of the secret")
@@ -96,37 +96,37 @@ def test_a_url_on_the_command_line_is_refused_and_not_repeated(run: Run, private
         assert "elasticctl secret set elasticctl-notify KEY" in done.err
 
 
-def test_a_job_tells_of_its_life(run: Run, local_cluster: LocalCluster, home: Path) -> None:
-    """From the supervisor, whoever has submitted it: the start, a loss, the end; and an event where nobody hears."""
+def test_a_job_sends_notifications(run: Run, local_cluster: LocalCluster, home: Path) -> None:
+    """From the supervisor, no matter who submitted the job: start, loss, end; and an event if none is delivered."""
     with serving(Hook()) as hook:
         local_cluster.list_jobs(None)  # makes the state folder
         Secrets(local_cluster.paths).write("default", notifications.SECRET, {"slack": hook.url})
         script = f"until [ -e {home}/stop ]; do sleep 0.05; done"
-        local_cluster.create_job(telling(shell_job("told", script, workers=2, minReplicas=1)))
+        local_cluster.create_job(telling(shell_job("train", script, workers=2, minReplicas=1)))
         wait_until(lambda: "started" in hook.kinds)
-        local_cluster.evict_pod("default", "told-worker-1", grace_s=0.0)
+        local_cluster.evict_pod("default", "train-worker-1", grace_s=0.0)
         wait_until(lambda: "interrupted" in hook.kinds)
         (home / "stop").touch()
         wait_until(lambda: "succeeded" in hook.kinds)
         local_cluster.create_job(telling(shell_job("broken", "exit 3", backoffLimit=0)))
         wait_until(lambda: any(text.startswith("*broken* (default) failed") for text in hook.texts))
-        assert any(text.startswith("*told* (default) lost told-worker-1") for text in hook.texts)
+        assert any(text.startswith("*train* (default) lost train-worker-1") for text in hook.texts)
         assert [kind for kind in hook.kinds if kind == "started"] in (["started"], ["started", "started"])
         secret = hook.url.rpartition("/")[2]
         kept = [path for path in local_cluster.paths.state.rglob("*") if path.is_file() and "secrets" not in path.parts]
         assert all(secret.encode() not in path.read_bytes() for path in kept)
-    local_cluster.create_job(telling(shell_job("quiet", "true"), "secret:nobody"))
+    local_cluster.create_job(telling(shell_job("quiet", "true"), "secret:missing"))
 
     def failed() -> list[str]:
         events = local_cluster.list_events("default", "quiet")
         return [event["message"] for event in events if event["reason"] == "NotifyFailed"]
 
-    undelivered = "a notification was not delivered to secret:nobody"
+    undelivered = "a notification was not delivered to secret:missing"
     assert wait_until(failed)[0] == (
-        f"{undelivered}: namespace default has no secret elasticctl-notify with the key nobody"
+        f"{undelivered}: namespace default has no secret elasticctl-notify with the key missing"
     )
-    told = run("events", "quiet").out
-    assert [line for line in told.splitlines() if "NotifyFailed" in line and "secret:nobody" in line]
+    events = run("events", "quiet").out
+    assert [line for line in events.splitlines() if "NotifyFailed" in line and "secret:missing" in line]
     assert f"Notifications fail: {undelivered}" in run("explain", "quiet").out
 
 

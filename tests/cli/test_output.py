@@ -1,4 +1,4 @@
-"""Data and messages beside each other."""
+"""Data and messages next to each other."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from elasticctl.cli.framework.output import emit
 from elasticctl.terminal import say
 
 
-def test_where_both_go_to_one_file_they_come_in_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_one_file_they_come_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     both = tmp_path / "both"
     with both.open("a") as stdout, both.open("a") as stderr:  # with buffers, as in a pipe
         monkeypatch.setattr(sys, "stdout", stdout)

@@ -1,4 +1,4 @@
-"""An order of pools on the command line: what `submit` makes of one, and what is said of where workers ask."""
+"""An order of pools on the command line: what `submit` makes of one, and how it is shown."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_the_order_that_was_typed_comes_before_the_contexts() -> None:
     assert "pools" not in spec_of(replace(AWS, pools=""))
 
 
-def test_what_chooses_pools_itself_needs_no_order() -> None:
+def test_an_option_that_chooses_pools_itself_needs_no_order() -> None:
     for flags in ({"spot": False}, {"queue": "team"}, {"budget": 5.0}):
         assert "pools" not in spec_of(AWS, **flags)
         with pytest.raises(UsageError, match="cannot be used together"):
@@ -62,7 +62,7 @@ def test_an_order_of_on_demand_machines_first_can_still_use_spot_ones() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "spot,", "ondemand", "spot/A", "spot:", "spot/a:b", "spot on", "/"])
-def test_what_is_no_pool_is_refused(text: str) -> None:
+def test_an_invalid_pool_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="is not a pool"):
         parse_order(text)
 

@@ -1,4 +1,4 @@
-"""Prices as they are said: in the plan, and in the status of a job."""
+"""Prices as they are shown: in the plan, and in the status of a job."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_one_instance_type_has_one_price() -> None:
     )
 
 
-def test_status_and_history_tell_what_spot_has_saved() -> None:
+def test_status_and_history_show_what_spot_has_saved() -> None:
     on_spot = made(workerSeconds={"spot": 36_000.0})
     assert cost_text(on_spot, AT) == (
         "about $1.58 so far; on demand it would be $5.26 (g4dn.xlarge at list prices of us-east-1, 2025-07-01, spot at"
@@ -54,5 +54,5 @@ def test_status_and_history_tell_what_spot_has_saved() -> None:
     assert saved_line(paid) == "it cost about $0.53 (g4dn.xlarge at list prices of us-east-1, 2025-07-01)"
 
 
-def test_nothing_is_said_where_nothing_is_known() -> None:
+def test_without_a_known_price_nothing_is_shown() -> None:
     assert "Cost" not in format_tabs(status_table(job(workerSeconds={"unknown": 3600.0}), [], AT))

@@ -1,4 +1,4 @@
-"""`quota`, `local sharing` and what other verbs say of shares."""
+"""`quota`, `local sharing` and what other verbs show of shares."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_line_for_each_project_and_kind() -> None:
         (0, 0, 0, ""),
     ],
 )
-def test_a_bar_tells_what_is_held_by_right_borrowed_and_idle(
+def test_a_bar_shows_what_is_held_by_right_borrowed_and_idle(
     held: int, guaranteed: int, borrowed: int, drawn: str
 ) -> None:
     row = ProjectUsage("a", "t4", 1.0, held, guaranteed, None, borrowed, max(0, guaranteed - held + borrowed), 0)
@@ -72,7 +72,7 @@ def test_a_sentence_for_each_job() -> None:
     ]
 
 
-def test_a_sentence_for_each_pool_of_which_it_is_known_what_is_free() -> None:
+def test_a_sentence_for_each_pool_whose_free_slots_are_known() -> None:
     pools = [
         PoolUsage("a100", "GPU", 0, None, None),
         PoolUsage("cpu", "CPU slot", 0, 1, 1),
@@ -120,7 +120,7 @@ def test_a_job_of_kueues_waits_to_be_admitted() -> None:
     assert "suspend" not in rerun_manifest({**job("two"), "spec": {**queued["spec"]}}, Rerun("two-2"))["spec"]
 
 
-def test_what_else_sharing_has_to_say_comes_last() -> None:
+def test_other_findings_about_sharing_come_last() -> None:
     fewer = {**FULL, "workers": 2, "message": "has 2 of 4 workers: t4 has 4 GPUs, shared with 1 other job"}
     growing = shared("one", "a", fewer, growth="1 ready to join; waits at most 9.0s for 1 more to start")
     texts = {f.rule: f.text for f in diagnose(Case(ElasticJob.from_manifest(growing), (), AT + 60))}
@@ -129,13 +129,13 @@ def test_what_else_sharing_has_to_say_comes_last() -> None:
     assert texts["borrowing"].startswith("2 workers are borrowed")
 
 
-def test_the_history_tells_on_whose_wish_and_how_far_it_is() -> None:
-    told_of = [
+def test_the_history_shows_who_asked_and_how_far_it_is() -> None:
+    changes = [
         {"at": at(1), "fromWorkers": 4, "toWorkers": 2, "by": "sharing", "message": "gives 2 workers to b/two",
          "phase": "Superseded"},
         {"at": at(2), "fromWorkers": 2, "toWorkers": 3, "by": "user", "phase": "InProgress"},
     ]  # fmt: skip
-    found = ElasticJob.from_manifest(job("one", scalings=told_of, interruptions=[]))
+    found = ElasticJob.from_manifest(job("one", scalings=changes, interruptions=[]))
     assert [row[2:5] for row in history_table(found).rows] == [
         ("4 -> 2", "sharing: gives 2 workers to b/two", "superseded"),
         ("2 -> 3", "user", "in progress"),
@@ -176,7 +176,7 @@ def test_quotas_are_set_listed_explained_and_removed(run: Run, home: Any, local_
     assert run("local", "sharing", "off").err == "sharing is off\n"
 
 
-def test_limits_of_jobs_are_set_shown_kept_and_taken_away(run: Run, home: Any, local_cluster: LocalCluster) -> None:
+def test_limits_of_jobs_are_set_shown_kept_and_removed(run: Run, home: Any, local_cluster: LocalCluster) -> None:
     done = run("quota", "set", "a", "--max-priority", "5", "--allow-storage", "s3://a/", "--allow-storage", "s3://b")
     assert done.err == (
         "a: guaranteed nothing; limit none; weight 1\na: jobs are limited to priority 5 at most; storage s3://a/, s3://b\n"

@@ -1,4 +1,4 @@
-"""A real job whose script has nothing of ours in it: what the command line says is true, and no more than known."""
+"""A real job whose script does not use our library: what the command line prints is true, and no more than known."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import sys
 import time
 
 
-def train():  # what makes it look like training; nobody has to wait for torch
+def train():  # what makes it look like training, without importing torch
     import torch
 
     torch.distributed.init_process_group("gloo")

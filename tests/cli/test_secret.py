@@ -43,7 +43,7 @@ def kept(name: str, namespace: str = "default") -> Any:
     return Secrets(local_paths()).read(namespace, name)
 
 
-def test_a_value_comes_through_a_pipe(run: Run, pipe: Any) -> None:
+def test_a_value_is_read_from_a_pipe(run: Run, pipe: Any) -> None:
     pipe(f"{PLANTED}\n".encode())
     done = run("secret", "set", "hub", "HF_TOKEN")
     assert (done.code, done.out, done.err) == (0, "", "secret hub: 1 key set (HF_TOKEN)\n")
@@ -54,7 +54,7 @@ def test_a_value_comes_through_a_pipe(run: Run, pipe: Any) -> None:
     assert kept("hub", "ml") is None  # the pipe was empty
 
 
-def test_what_windows_has_written_is_read(run: Run, pipe: Any, tmp_path: Path) -> None:
+def test_windows_line_endings_are_read(run: Run, pipe: Any, tmp_path: Path) -> None:
     pipe(f"\ufeff{PLANTED}\r\n".encode())
     assert run("secret", "set", "hub", "HF_TOKEN").code == 0
     (tmp_path / "keys.env").write_bytes(f"\ufeffA={PLANTED}\r\nB=2\r\n".encode())
@@ -172,7 +172,9 @@ def test_a_manifest_has_names_alone(run: Run, script: Path) -> None:
         (("--storage", f"ftp://key:{PLANTED}@host/p"), "--storage: the URL has something before an '@'"),
     ],
 )
-def test_what_a_job_cannot_have_is_one_line(run: Run, script: Path, words: tuple[str, ...], said: str) -> None:
+def test_an_impossible_secret_or_mount_is_a_one_line_error(
+    run: Run, script: Path, words: tuple[str, ...], said: str
+) -> None:
     Secrets(local_paths()).write("default", "hub", {"A": "1", "B": "2", "a.b": "3"})
     done = run("submit", "train.py", "--dry-run", *words)
     assert (done.code, done.err.count("\n"), done.out) == (2, 1, "")

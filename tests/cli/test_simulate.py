@@ -53,9 +53,7 @@ def test_without_a_price_node_hours_are_shown(run: Run, private_home: Path, rate
     assert "each stops training for 250 ms (given)" in done.err
 
 
-def test_what_costs_nothing_lasts_no_time_or_never_ends_is_said_in_words(
-    run: Run, private_home: Path, rates: str
-) -> None:
+def test_zero_costs_zero_times_and_never_are_words(run: Run, private_home: Path, rates: str) -> None:
     free = run("simulate", "--table", rates, "--save-cost", "0s", "-o", "json")
     assert "NaN" not in free.out
     assert json.loads(free.out)["outlooks"][0]["saved"] > 0
@@ -75,7 +73,7 @@ def test_data_says_what_it_rests_on(run: Run, private_home: Path, rates: str) ->
     assert found["spotS"] > found["onDemandS"] > 0
 
 
-def test_what_is_wrong_is_one_line(run: Run, private_home: Path, rates: str, tmp_path: Path) -> None:
+def test_an_error_is_one_line(run: Run, private_home: Path, rates: str, tmp_path: Path) -> None:
     cases = {
         (): "give either a job or a scaling curve with --table FILE",
         ("x", "--table", rates): "give either a job or a scaling curve with --table FILE",
@@ -98,7 +96,7 @@ def test_what_is_wrong_is_one_line(run: Run, private_home: Path, rates: str, tmp
         assert message in done.err
 
 
-def test_what_is_measured_goes_before_what_is_assumed_and_after_what_is_given() -> None:
+def test_measurements_override_assumptions_and_options_override_both() -> None:
     evidence = Evidence((Point(2, 10.0), Point(4, 18.0)), 2, True, 3, 9 * 86_400.0, 4.0, 2.0, 5000)
     basis = basis_of_job("digits", evidence, None, {"gpus_per_node": 2, "away_s": 60.0}, None)
     assert (basis.conditions.between_s, basis.conditions.recovery_s, basis.conditions.away_s) == (2.5 * 86_400, 4.0, 60)
@@ -114,7 +112,7 @@ def test_what_is_measured_goes_before_what_is_assumed_and_after_what_is_given() 
     assert [item.gpus for item in outlooks(basis, ())] == [2, 4, 8]
 
 
-def test_a_size_at_which_it_never_ends_is_said() -> None:
+def test_a_size_at_which_it_never_ends_is_named() -> None:
     basis = basis_of_table([Point(1, 1.0)], None, {"between_s": 60.0, "recovery_s": 3600.0}, None)
     found = outlooks(basis, [64])
     assert table(basis, found).rows[0][7] == "never"
@@ -140,7 +138,7 @@ def test_on_a_terminal_bars_come_below_the_table(private_home: Path, rates: str,
     assert notes.startswith("cheapest: 4 GPUs")
 
 
-def test_of_a_job_that_trained(run: Run, private_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simulating_a_job_that_has_trained(run: Run, private_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     group = {"generation": 1, "workers": ["a"], "openedAt": at(0), "firstStepAt": at(5), "resumedStep": 0}
     found = job(
         phase="Succeeded",

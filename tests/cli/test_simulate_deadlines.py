@@ -76,7 +76,7 @@ def test_budgets_are_kept_and_data_says_all_of_it(run: Run, private_home: Path, 
     assert {row["promised"] for row in rows} == {0.0, 1.0}
 
 
-def test_what_is_wrong_is_one_line(run: Run, private_home: Path, rates: str, traces: Path, tmp_path: Path) -> None:
+def test_an_error_is_one_line(run: Run, private_home: Path, rates: str, traces: Path, tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
     odd = tmp_path / "odd"

@@ -41,7 +41,7 @@ def test_each_rank_of_a_job_is_shown(local_cluster: LocalCluster, run: Run, tmp_
     assert (missing.code, missing.err) == (3, "error: no rank 7 runs in the 2 workers of stuck\n")
 
 
-def test_what_a_worker_says_may_be_anything() -> None:
+def test_a_worker_may_answer_anything() -> None:
     odd = {"rank": None, "stacks": ["x", {"frames": 3}, {"thread": "t", "frames": [None]}]}
     assert list(Stacks("w", (odd,)).lines())
     assert list(Stacks("w", ({},)).lines()) == ["rank None, w: no Python stack can be read"]

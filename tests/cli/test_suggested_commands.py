@@ -51,6 +51,6 @@ def test_a_context_that_was_given_is_too() -> None:
     assert with_place("FIX: elasticctl install") == "FIX: elasticctl install --context lab"
 
 
-def test_what_was_not_given_is_not_said() -> None:
+def test_options_that_were_not_given_are_not_added() -> None:
     name_place("", "")
     assert with_place("elasticctl wait a") == "elasticctl wait a"

@@ -69,11 +69,11 @@ def test_where_the_time_of_the_steps_goes() -> None:
     facts = format_tabs(status_table(manifest, [], NOW)).split("\n")
     assert "Step time\tdata 32%, compute 50%, all-reduce 12%, save 6%" in facts
     partly = {**TIMED, "stepTimes": {"compute": 0.95, "save": 0.05}}
-    told = times_text(ElasticJob.from_manifest(sample(partly)).status.usage.workers[0].step_times)  # type: ignore[union-attr]
-    assert told == "compute with data and all-reduce 95%, save 5%"
+    text = times_text(ElasticJob.from_manifest(sample(partly)).status.usage.workers[0].step_times)  # type: ignore[union-attr]
+    assert text == "compute with data and all-reduce 95%, save 5%"
 
 
-def test_of_a_script_that_does_not_tell_the_times_are_said_to_be_unknown() -> None:
+def test_without_reports_of_a_script_the_times_are_unknown() -> None:
     busy = ElasticJob.from_manifest(sample(BUSY))
     assert worker_table(busy, NOW).notes == (f"Where the time of the steps goes is {step_times_text(busy.status)}.",)
     assert worker_table(ElasticJob.from_manifest(sample(TIMED)), NOW).notes == ()
@@ -113,22 +113,20 @@ def test_idle_gpus_are_a_finding_and_many_are_counted() -> None:
 
 
 @pytest.mark.parametrize("width", [40, 80, 120])
-def test_it_fits_the_terminal(width: int) -> None:
+def test_the_output_fits_the_terminal(width: int) -> None:
     lines = drawn(worker_table(ElasticJob.from_manifest(sample(BUSY, IDLE, gpus=2)), NOW), width)
     assert all(len(line.rstrip()) <= width for line in lines)
     assert "12.3 of 64" in "\n".join(lines)
 
 
-def test_columns_of_different_length_are_no_trouble() -> None:
-    """A launcher is beside the user's code: whatever it sends is shown as far as it makes sense."""
+def test_columns_of_different_length_are_shown() -> None:
+    """A launcher runs next to the user's code: what it sends is shown as far as it makes sense."""
     odd = {**BUSY, "gpus": {"percent": [1, 2, 3], "idleS": [None, 700], "memoryBytes": []}}
     assert shown(odd, each_gpu=True)[2][3] == "1%"
     assert usage_of_jobs([ElasticJob.from_manifest(sample(odd, BUSY))]).rows[0][4].startswith("4 x")
 
 
-def test_what_there_is_to_see_before_anything_is_measured(
-    run: Run, private_home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_view_before_the_first_measurement(run: Run, private_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs: list[dict[str, Any]] = []
 
     def get_job(namespace: str, name: str) -> dict[str, Any]:

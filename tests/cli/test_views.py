@@ -35,13 +35,13 @@ def shown(**status: Any) -> list[str]:
     return format_tabs(status_table(job(**status), [], NOW)).split("\n")
 
 
-def test_a_metric_that_is_no_number_is_said_in_status_and_list() -> None:
+def test_a_metric_that_is_no_number_is_in_status_and_list() -> None:
     lost = {"step": 120, "metrics": {"accuracy": 0.5}, "notFinite": {"loss": {"value": "NaN", "step": 81}}}
     assert "Metrics\tloss NaN since step 81 accuracy 0.5" in shown(progress=lost)
     assert job_table([job(progress=lost)], NOW).rows[0][-1] == "loss NaN since step 81"
 
 
-def test_status_tells_the_whole_story() -> None:
+def test_status_shows_everything() -> None:
     assert format_tabs(status_table(job(), [], NOW)).split("\n") == [
         "FIELD\tVALUE",
         "Name\tdigits namespace default",
@@ -67,14 +67,14 @@ def test_workers_do_not_train_before_their_groups_first_step() -> None:
 
 
 @pytest.mark.parametrize("doing", ["stopping", "waiting", "preparing", "starting", "loading", "first step", "hung"])
-def test_nobody_trains_before_the_next_step_after_a_scaling_a_resume_or_a_loss(doing: str) -> None:
+def test_no_worker_trains_before_the_next_step_after_a_scaling_a_resume_or_a_loss(doing: str) -> None:
     """The newest group that is known has stepped, and is no more, or is about to be."""
     names = [f"digits-worker-{n}" for n in range(4)]
     stepped = {"generation": 3, "formedAt": at(51), "firstStepAt": at(52), "workers": names}
     lines = shown(generations=[stepped], activity={"doing": doing, "since": at(55)})
     assert "Workers\t4 of 4 running (1-4), CPU" in lines
-    told = next(line for line in lines if line.startswith("Doing"))
-    assert told == f"Doing\t{doing} (5.4s so far)"
+    line = next(line for line in lines if line.startswith("Doing"))
+    assert line == f"Doing\t{doing} (5.4s so far)"
     assert job_table([job(generations=[stepped], activity={"doing": doing, "since": at(55)})], NOW).rows[0][-1] == (
         f"{doing} (5.4s so far)"
     )
@@ -89,8 +89,8 @@ def test_workers_that_still_clean_up_are_counted(phase: str, removal: str) -> No
     assert "Workers\t0 of 4 running, 1 stopping (1-4), CPU" in shown(phase=phase, workers=workers)
 
 
-def test_nobody_trains_when_a_member_is_gone() -> None:
-    """An older controller does not tell what the group does."""
+def test_no_worker_trains_when_a_member_is_gone() -> None:
+    """An older controller does not report what the group does."""
     two = ["digits-worker-0", "digits-worker-1"]
     stepped = {"generation": 3, "formedAt": at(51), "firstStepAt": at(52), "workers": two}
     worker = {"name": "digits-worker-0", "uid": "u", "phase": "Running"}
@@ -106,7 +106,7 @@ def test_newcomers_do_not_train_yet() -> None:
     assert job_table([job(generations=[stepped], activity={"doing": "training"})], NOW).rows[0][-1] == ""
 
 
-def test_failures_are_told_as_the_budget_counts_them() -> None:
+def test_failures_are_shown_as_the_budget_counts_them() -> None:
     assert "Failures\t2 of 3 allowed since the last checkpoint, 7 in all" in shown(failures=7, failuresSinceCommit=2)
     assert "Failures\t2 of 3 allowed before the first checkpoint" in shown(
         failures=2, failuresSinceCommit=2, checkpoint={}
@@ -117,8 +117,8 @@ def test_a_script_that_reports_nothing_gets_true_words() -> None:
     """What is not known is not zero, and a group that has formed again has not failed to recover."""
     group = {"generation": 3, "formedAt": at(51), "workers": ["digits-worker-0"]}
     lost = {"at": at(20), "worker": "digits-worker-1", "uid": "u", "cause": "Preempted", "recoveredAt": at(22.5)}
-    told = {"interruptions": [{**lost, "recoveryS": 2.5}], "restarts": {"Preempted": 1}}
-    silent = job(generations=[group], progress={}, checkpoint={}, **told)
+    status = {"interruptions": [{**lost, "recoveryS": 2.5}], "restarts": {"Preempted": 1}}
+    silent = job(generations=[group], progress={}, checkpoint={}, **status)
     lines = format_tabs(status_table(silent, [], NOW)).split("\n")
     assert "Interruption\t2023-11-14 22:13:40 digits-worker-1 Preempted group formed again after 2.5s" in lines
     assert "Scaling\t2023-11-14 22:13:50 3 -> 4 workers by user group formed after 1.2s" in lines
@@ -132,7 +132,7 @@ def test_a_script_that_reports_nothing_gets_true_words() -> None:
     assert "recovered" not in [what for what, _ in entries]
 
 
-def test_a_job_with_a_rendezvous_of_its_own_is_not_said_never_to_recover() -> None:
+def test_a_job_with_a_rendezvous_of_its_own_is_not_reported_as_never_recovered() -> None:
     lost = {"at": at(20), "worker": "digits-worker-1", "uid": "u", "cause": "Preempted"}
     silent = ElasticJob.from_manifest(
         job(phase="Succeeded", progress={}, checkpoint={}, interruptions=[lost], scalings=[], restarts={"Preempted": 1})
@@ -176,8 +176,8 @@ def test_a_job_that_stands_still_has_no_pace_and_no_end_in_sight() -> None:
     rows = dict(status_table(found, [], AT + 130).rows)
     assert rows["Doing"] == "training for 1m40s, but no step for 1m12s"
     assert rows["Progress"] == "step 120/560  epoch 2/8", "neither a rate nor a time left"
-    told = diagnose(Case(ElasticJob.from_manifest(found), (), AT + 130))
-    assert "samples/s" not in " ".join(finding.text for finding in told)
+    findings = diagnose(Case(ElasticJob.from_manifest(found), (), AT + 130))
+    assert "samples/s" not in " ".join(finding.text for finding in findings)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_a_job_that_stands_still_has_no_pace_and_no_end_in_sight() -> None:
         ("waiting", "for 2 workers to join", "waiting for 2 workers to join (30s so far)"),
     ],
 )
-def test_what_a_group_does_reads_as_a_sentence(doing: str, detail: str, text: str) -> None:
+def test_the_activity_of_a_group_reads_as_a_sentence(doing: str, detail: str, text: str) -> None:
     activity = {"doing": doing, "since": at(30.4), "detail": detail}
     assert dict(status_table(job(activity=activity), [], NOW).rows)["Doing"] == text
 
@@ -251,7 +251,7 @@ def roster(*workers: tuple[str, str]) -> list[dict[str, Any]]:
 def test_a_worker_that_is_pending_neither_runs_nor_trains() -> None:
     names = [f"digits-worker-{index}" for index in range(2)]
     words = "digits-worker-3: 0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
-    told: dict[str, Any] = {
+    status: dict[str, Any] = {
         "active": 4,
         "workers": roster(("Running", "a"), ("Running", "b"), ("Pending", "c"), ("Pending", "")),
         "generations": [{"generation": 3, "formedAt": at(51), "firstStepAt": at(52), "workers": names}],
@@ -260,10 +260,10 @@ def test_a_worker_that_is_pending_neither_runs_nor_trains() -> None:
             {"type": "WorkersWaiting", "status": "True", "reason": "Unschedulable", "message": words},
         ],
     }
-    lines = shown(**told)
+    lines = shown(**status)
     assert "Workers\t2 of 4 training, 1 starting, 1 waiting (1-4), CPU" in lines
     assert f"Waiting\t2 of 4 workers: {words.removeprefix('digits-')}" in lines
-    (row,) = job_table([job(**told)], NOW).rows
+    (row,) = job_table([job(**status)], NOW).rows
     assert row[2] == "2/4 (1-4)"
     assert row[-1] == f"waiting: 2 of 4 workers: {words.removeprefix('digits-')}"
 
@@ -271,8 +271,8 @@ def test_a_worker_that_is_pending_neither_runs_nor_trains() -> None:
 def test_a_job_that_is_refused_its_first_worker_says_so_in_the_list() -> None:
     words = 'pods "digits-worker-0" is forbidden: exceeded quota: team'
     refused = {"type": "WorkersWaiting", "status": "True", "reason": "FailedCreate", "message": words}
-    told = {"phase": "Pending", "reason": "WaitingForWorkers", "message": "0 of 1", "conditions": [refused]}
-    (row,) = job_table([job(**told)], NOW).rows
+    status = {"phase": "Pending", "reason": "WaitingForWorkers", "message": "0 of 1", "conditions": [refused]}
+    (row,) = job_table([job(**status)], NOW).rows
     assert row[-1] == f"FailedCreate: {words}"
-    over = job(**{**told, "conditions": [{**refused, "status": "False"}]})
+    over = job(**{**status, "conditions": [{**refused, "status": "False"}]})
     assert job_table([over], NOW).rows[0][-1] == "WaitingForWorkers: 0 of 1"

@@ -29,7 +29,7 @@ def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def replies(*given: Any) -> Callable[[], Any]:
-    """A question that is answered so, one after the other; an exception is raised."""
+    """A query with these answers, one after the other; an exception is raised."""
     left: Iterator[Any] = iter(given)
 
     def ask() -> Any:
@@ -41,7 +41,7 @@ def replies(*given: Any) -> Callable[[], Any]:
     return ask
 
 
-def test_what_was_answered_last_stays_while_nobody_answers() -> None:
+def test_the_last_answer_stays_while_the_cluster_is_silent() -> None:
     reports = Reports()
     given = ("a", UnreachableError("gone"), BusyError("busy"), "b", NotFoundError("deleted"))
     answers = Poller(replies(*given), 0.001, observer=reports)
@@ -53,7 +53,7 @@ def test_what_was_answered_last_stays_while_nobody_answers() -> None:
         next(each)
 
 
-def test_the_first_question_has_to_be_answered() -> None:
+def test_the_first_query_must_be_answered() -> None:
     with pytest.raises(UnreachableError):
         next(Poller(replies(UnreachableError("gone")), 0.001).each())
 
@@ -78,13 +78,13 @@ def test_no_pause_goes_beyond_the_time_that_is_left(monkeypatch: pytest.MonkeyPa
 
 
 def place(*answers: Any) -> Any:
-    """A target whose job is told so, one answer after the other."""
+    """A target whose job has these states, one answer after the other."""
     ask = replies(*answers)
     cluster: Any = SimpleNamespace(get_job=lambda namespace, name: ask())
     return Target(Context("lab", "kubernetes"), "default", cluster, Terminal())
 
 
-def test_who_waits_waits_through_an_outage(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_waiting_survives_an_outage(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(target.time, "sleep", lambda pause_s: None)
     gone = [UnreachableError("no answer"), BusyError("busy")]
     assert follow.await_end(place(job(), *gone, job(), job(phase="Succeeded")), job()) == 0
@@ -94,7 +94,7 @@ def test_who_waits_waits_through_an_outage(monkeypatch: pytest.MonkeyPatch, caps
         follow.await_end(place(job(), *gone), job())
 
 
-def test_trouble_is_said_once_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
+def test_trouble_is_printed_once_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
     gone = UnreachableError("gone")
     watch.watch_job(place(job(), job(), gone, gone, job(), job(phase="Succeeded")), job())
     said = capsys.readouterr()
@@ -109,7 +109,7 @@ def another(**status: Any) -> Any:
     return {**made, "metadata": {**made["metadata"], "uid": "uid-of-another"}}
 
 
-def test_nobody_goes_on_into_another_job_of_the_same_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watching_does_not_continue_with_another_job_of_the_same_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(target.time, "sleep", lambda pause_s: None)
     replaced = "digits was deleted, and another job now has its name. Next: elasticctl status digits"
     with pytest.raises(NotFoundError, match=replaced):

@@ -59,9 +59,9 @@ def lines(cluster: LocalCluster, job: str) -> list[str]:
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("light_spares", "forked_workers")
 def test_a_job_keeps_running_what_was_submitted(run: Run, local_cluster: LocalCluster, project: Path) -> None:
-    """Though the folder is edited: a worker that is made again has the code of then, and today's data.
+    """Though the folder is edited: a replaced worker has the old code, and the present data.
 
-    A rerun has the code of now, unless it is told otherwise.
+    A rerun has the present code, unless --same-code is given.
     """
     done = run("submit", "train.py", "-d")
     assert done.code == 0, done.err
@@ -79,12 +79,12 @@ def test_a_job_keeps_running_what_was_submitted(run: Run, local_cluster: LocalCl
     assert "version 1 reads here" in lines(local_cluster, "train-2")
     (project / "train.py").write_text(SCRIPT)
     (project / "extra.py").touch()
-    mended = run("rerun", "train", "--wait")
-    assert mended.code == 0, mended.err
+    fixed = run("rerun", "train", "--wait")
+    assert fixed.code == 0, fixed.err
     assert (
         f"code: {project} as it is now: 1 file changed (version.py), 1 file new (extra.py) (--same-code: as it was"
         " submitted)\n"
-    ) in mended.err.replace('"', "")
+    ) in fixed.err.replace('"', "")
     assert "version 2 reads here" in lines(local_cluster, "train-3")
 
 
@@ -125,7 +125,7 @@ def test_unchanged_files_are_not_sent_again(run: Run, project: Path, home: Path)
     assert workspaces.stat().st_mode & 0o077 == 0 or workspaces.parent.stat().st_mode & 0o077 == 0
 
 
-def test_a_script_in_a_folder_of_everybodys_is_run_where_it_lies(
+def test_a_script_in_a_shared_folder_is_run_where_it_is(
     run: Run, private_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "train.py").touch()
@@ -201,7 +201,7 @@ def test_a_cluster_gets_the_folder_through_the_bucket(
     copy.mkdir()
     unpack(storages.open(url), digest, copy)
     assert sorted(path.name for path in copy.iterdir()) == [".gitignore", "train.py", "version.py"]
-    storages.open(env["ELASTICCTL_STORAGE"])  # a prefix beside it, with the endpoint where it belongs
+    storages.open(env["ELASTICCTL_STORAGE"])  # a prefix next to it, with the endpoint where it belongs
     again = run("submit", "train.py", "--context", "prod", "-d")
     assert ": unchanged, nothing sent\n" in again.err
     whole = run("submit", "train.py", "--context", "prod", "-d", "--workspace", "..")
@@ -238,15 +238,15 @@ def test_a_dry_run_needs_no_bucket(run: Run, prod: Callable[[str], None], projec
     assert env["ELASTICCTL_STORAGE"].endswith("?endpoint=http://127.0.0.1:1")
 
 
-def test_a_manifest_is_submitted_though_its_bucket_cannot_be_seen(
+def test_a_manifest_is_submitted_though_its_bucket_cannot_be_read(
     run: Run, prod: Callable[[str], None], project: Path, created: list[dict[str, Any]]
 ) -> None:
-    """Whoever submits it need not have a right to the storage; the workers will say what is amiss."""
+    """The submitting user needs no right to the storage; the workers will report what is wrong."""
     prod("s3://nowhere/jobs?endpoint=http://127.0.0.1:1&region=us-east-1")
     (project / "job.yaml").write_text(run("submit", "train.py", "--context", "prod", "--dry-run").out)
     done = run("submit", "-f", "job.yaml", "--context", "prod", "-d")
     assert (done.code, len(created)) == (0, 1), done.err
-    assert "cannot check that the workspace is there: s3://nowhere/jobs/workspaces" in done.err
+    assert "cannot check that the workspace exists: s3://nowhere/jobs/workspaces" in done.err
     assert "no AWS credentials found" in done.err
 
 
@@ -299,10 +299,10 @@ def test_a_bucket_that_refuses_says_so_in_a_line(
     assert done.err.endswith("(--no-workspace sends none, for scripts that are in the image)\n")
 
 
-def test_a_manifest_of_somebody_else_does_not_name_what_is_sent(
+def test_a_manifest_of_another_user_does_not_choose_what_is_sent(
     run: Run, project: Path, tmp_path: Path, gs: Cloud
 ) -> None:
-    """A folder leaves this machine only where somebody stands in it."""
+    """A folder leaves this machine only if the command is typed in it."""
     secret = tmp_path / "keys"
     secret.mkdir()
     (secret / "id").write_text("private")

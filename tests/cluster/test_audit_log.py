@@ -1,4 +1,4 @@
-"""Every change through a cluster's client is written down: who, when, with what, from what to what."""
+"""Every change through a cluster's client is recorded: who, when, with what, from what to what."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from elasticctl.cluster.audit_log import (
     append_line,
     audit_file,
     name_client,
-    note_deleted_checkpoints,
     read_audit,
+    record_deleted_checkpoints,
     recorded,
 )
 from elasticctl.cluster.base import Cluster
@@ -109,7 +109,7 @@ def test_every_change_is_in_the_file_and_those_of_a_job_on_it(
     cluster.create_job(job())
     cluster.patch_job("default", "digits", PRIORITY)
     cluster.evict_pod("default", "digits-worker-1", grace_s=0)
-    note_deleted_checkpoints(cluster, "default", "digits", "step 10")
+    record_deleted_checkpoints(cluster, "default", "digits", "step 10")
     name_client(cluster, "dashboard")
     cluster.patch_job("default", "digits", {"spec": {"cancel": True}})
     on_job = [(change.verb, change.by, change.client.split()[0]) for change in changes_of(inner.job)]
@@ -134,7 +134,7 @@ def test_every_change_is_in_the_file_and_those_of_a_job_on_it(
     assert events[-1].startswith("delete by maria with dashboard ")
 
 
-def test_what_was_refused_is_not_recorded_and_what_is_unknown_is_called_so(
+def test_refused_changes_are_not_recorded_and_uncertain_ones_are_unknown(
     cluster: Cluster, inner: OneJob, paths: LocalPaths
 ) -> None:
     cluster.create_job(job(), dry_run=True)
@@ -161,7 +161,7 @@ def test_names_of_secrets_and_keys_are_recorded_and_no_values(paths: LocalPaths)
     assert "swordfish" not in text
 
 
-def test_the_file_is_private_and_bears_damage(paths: LocalPaths) -> None:
+def test_the_file_is_private_and_may_be_damaged(paths: LocalPaths) -> None:
     path = audit_file(paths)
     append_line(path, '{"verb": "first"}\n')
     assert path.stat().st_mode & 0o777 == 0o600
@@ -171,7 +171,7 @@ def test_the_file_is_private_and_bears_damage(paths: LocalPaths) -> None:
     assert [line["verb"] for line in read_audit(path)] == ["first", "last"]
 
 
-def test_the_file_does_not_grow_for_ever(paths: LocalPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_file_does_not_grow_forever(paths: LocalPaths, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit_log, "MAX_AUDIT_BYTES", 100)
     path = audit_file(paths)
     for number in range(20):
@@ -182,19 +182,19 @@ def test_the_file_does_not_grow_for_ever(paths: LocalPaths, monkeypatch: pytest.
     assert sum(file.stat().st_size for file in path.parent.glob("audit*")) < 250
 
 
-def test_a_full_file_is_put_aside_once(paths: LocalPaths, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two processes may find the same file full; the second one must not put its successor aside."""
+def test_a_full_file_is_rotated_once(paths: LocalPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes may find the same file full; the second one must not rename its successor."""
     path = audit_file(paths)
     append_line(path, '{"number": 1}\n')
     descriptor = os.open(path, os.O_RDONLY)
-    audit_log.put_aside(path, descriptor)
+    audit_log.rotate(path, descriptor)
     append_line(path, '{"number": 2}\n')
-    audit_log.put_aside(path, descriptor)
+    audit_log.rotate(path, descriptor)
     os.close(descriptor)
     assert [line["number"] for line in read_audit(path)] == [1, 2]
 
 
-def test_a_record_that_cannot_be_written_is_said_and_stops_nothing(inner: Any, paths: LocalPaths) -> None:
+def test_a_record_that_cannot_be_written_is_reported_and_stops_nothing(inner: Any, paths: LocalPaths) -> None:
     said: list[str] = []
     paths.state.parent.mkdir(exist_ok=True)
     paths.state.write_text("no folder")

@@ -1,4 +1,4 @@
-"""Where a log broke off, its stored copy goes on: no line lost, none twice."""
+"""Where a log breaks off, its stored copy continues: no line lost, none twice."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def part_that_is_needed(copy: list[NumberedLine], handover: ReadLines) -> list[N
 
 @settings(max_examples=40)
 @given(printed, st.integers(0, 150), st.integers(0, 150))
-def test_who_has_read_from_the_beginning_goes_on_exactly_there(
+def test_after_reading_from_the_beginning_the_copy_continues_exactly_there(
     said: list[tuple[str, float]], read_lines: int, stored_lines: int
 ) -> None:
     """However alike the lines are, and whether the copy ends before or behind what has been read."""
@@ -49,7 +49,7 @@ def test_who_has_read_from_the_beginning_goes_on_exactly_there(
 
 @settings(max_examples=40)
 @given(printed, st.integers(0, 150), st.integers(1, 150), st.integers(0, 150))
-def test_who_has_read_the_end_alone_finds_the_place_by_what_was_read(
+def test_after_reading_only_the_end_the_place_is_found_by_its_lines(
     said: list[tuple[str, float]], start: int, read_lines: int, stored_lines: int
 ) -> None:
     lines = [NumberedLine(line.number, line.at, f"{line.number}: {line.text}") for line in copy_of(said)]
@@ -63,7 +63,7 @@ def test_who_has_read_the_end_alone_finds_the_place_by_what_was_read(
 
 @settings(max_examples=40)
 @given(st.lists(texts, min_size=1, max_size=100), st.integers(1, 100), st.integers(1, 100), st.integers(1, 100))
-def test_alike_lines_that_do_not_come_all_at_once_are_told_apart(
+def test_equal_lines_that_do_not_come_together_are_distinguished(
     said: list[str], start: int, read_lines: int, stored_lines: int
 ) -> None:
     lines = copy_of([(text, 0.6) for text in said])
@@ -93,7 +93,7 @@ def test_a_long_line_that_was_broken_up_is_one_line() -> None:
     assert [line.text for line in handover.rest(lines)] == ["last"]
 
 
-def test_of_a_long_log_only_the_end_of_the_copy_is_needed() -> None:
+def test_a_long_log_needs_only_the_end_of_the_copy() -> None:
     lines = [NumberedLine(number, float(number), "x") for number in range(1, 10_000)]
     handover = read(lines[:9_000], whole=True)
     assert handover.needs_since == 9_000.0 + LATENCY_S - OVERLAP_S

@@ -36,7 +36,7 @@ ORDERS = (
 
 @pytest.fixture
 def thief() -> Iterator[SimpleNamespace]:
-    """A server that writes down what it is told."""
+    """A server that records its requests."""
     heard: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -57,7 +57,7 @@ def thief() -> Iterator[SimpleNamespace]:
 
 
 class Pretender:
-    """A cluster with one job, which somebody else wrote."""
+    """A cluster with one job, which another user wrote."""
 
     def __init__(self, manifest: Manifest) -> None:
         self._manifest = manifest
@@ -116,14 +116,14 @@ def stolen(
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_no_verb_talks_to_an_endpoint_that_only_a_job_names(
+def test_no_verb_connects_to_an_endpoint_that_only_a_job_names(
     order: str, run: Run, thief: SimpleNamespace, stolen: str
 ) -> None:
     run(*order.split())
     assert thief.heard == []
 
 
-def test_the_refusal_is_one_line_and_what_it_advises_helps(
+def test_the_refusal_is_one_line_and_its_fix_works(
     run: Run, thief: SimpleNamespace, stolen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refused = run("checkpoints", "digits")

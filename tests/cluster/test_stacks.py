@@ -1,4 +1,4 @@
-"""What is read of the launchers of workers, which may send anything."""
+"""What is read from the launchers of workers, which may send anything."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Worker:
         write_all(streams.stdout, self.out)
         return 3
 
-    async def carry(
+    async def forward(
         self, worker: Manifest, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         raise AssertionError
@@ -44,8 +44,8 @@ def test_no_more_is_kept_of_a_launcher_than_its_stacks_could_be(endless: dict[st
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_launcher_that_sends_something_else_is_named_with_what_it_said() -> None:
-    assert look(Worker(b"[" * 100_000, b"no\n"))[0].trouble == "its launcher cannot look at ranks (exit code 3: no)"
+def test_a_launcher_that_sends_something_else_is_named_with_its_output() -> None:
+    assert look(Worker(b"[" * 100_000, b"no\n"))[0].trouble == "its launcher cannot read stacks (exit code 3: no)"
     assert look(Worker(b'{"ranks": [{"rank": 1}]}')) == [Stacks("w", ({"rank": 1},))]
 
 

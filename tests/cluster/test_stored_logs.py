@@ -41,13 +41,13 @@ LIVES = [
         ({}, {"workers": ("w1", "w9")}, "d"),
     ],
 )
-def test_what_only_the_storage_has(live: dict[str, str], query: dict[str, object], expected: str) -> None:
+def test_logs_that_only_the_storage_has(live: dict[str, str], query: dict[str, object], expected: str) -> None:
     found = chosen(reversed(LIVES), live, LogQuery(**query))  # type: ignore[arg-type]
     assert "".join(past.uid for past in found) == expected
 
 
 @given(st.sets(st.sampled_from("abcde")), st.booleans())
-def test_nothing_is_taken_twice_or_left_out(alive: set[str], new: bool) -> None:
+def test_nothing_is_read_twice_or_left_out(alive: set[str], new: bool) -> None:
     """The newest and the earlier ones are all, and who lives is read where it lives."""
     live = {past.worker: past.uid for past in LIVES if past.uid in alive}
     if new:
@@ -75,7 +75,7 @@ def test_nothing_is_taken_twice_or_left_out(alive: set[str], new: bool) -> None:
         (JobStatus(scalings=(Scaling(from_workers=3, to_workers=2),)), ["j-worker-0", "j-worker-1"], (), True),
     ],
 )
-def test_the_storage_is_asked_only_when_somebody_is_gone(
+def test_the_storage_is_read_only_when_a_worker_is_gone(
     status: JobStatus, live: list[str], workers: tuple[str, ...], gone: bool
 ) -> None:
     job = ElasticJob(name="j", desired=2, status=status)
@@ -121,7 +121,7 @@ def test_a_job_without_a_storage_or_our_launcher_keeps_none(manifest: dict[str, 
     assert logs.delete() == 0
 
 
-def test_a_storage_that_cannot_be_read_is_said_once(tmp_path: Path) -> None:
+def test_a_storage_that_cannot_be_read_is_reported_once(tmp_path: Path) -> None:
     said: list[str] = []
     logs = StoredLogs(job_at((tmp_path / "of-the-workers").as_uri()), said.append)
     for _ in range(2):
@@ -136,7 +136,7 @@ def test_a_storage_that_cannot_be_read_is_said_once(tmp_path: Path) -> None:
     assert logs.delete() == 0
 
 
-def test_who_has_no_credentials_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_credentials_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
@@ -150,7 +150,7 @@ def test_who_has_no_credentials_is_told_so(monkeypatch: pytest.MonkeyPatch) -> N
     assert "credentials" in said[0]
 
 
-def test_a_damaged_object_is_said_and_the_others_are_shown(tmp_path: Path) -> None:
+def test_a_damaged_object_is_reported_and_the_others_are_shown(tmp_path: Path) -> None:
     said: list[str] = []
     url = tmp_path.as_uri()
     for worker in range(2):

@@ -20,7 +20,7 @@ VENDORED = {
 
 
 @pytest.mark.parametrize("name", VENDORED)
-def test_what_is_of_others_is_unchanged(name: str) -> None:
+def test_third_party_files_are_unchanged(name: str) -> None:
     content = resources.files("elasticctl.dashboard").joinpath("page", "vendor", name).read_bytes()
     assert hashlib.sha256(content).hexdigest() == VENDORED[name]
 

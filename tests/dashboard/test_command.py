@@ -1,4 +1,4 @@
-"""The verb itself: what it prints, how it ends, and what it does not tell other users of the machine."""
+"""The verb itself: what it prints, how it ends, and what it does not reveal to other users of the machine."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_the_printed_link_opens_the_page_and_another_is_offered(serve: Serve, ho
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_it_ends_cleanly_and_starts_no_cluster(serve: Serve, home: Path, number: signal.Signals) -> None:
+def test_the_command_ends_cleanly_and_starts_no_cluster(serve: Serve, home: Path, number: signal.Signals) -> None:
     dashboard = serve()
     dashboard.link()
     ends_cleanly(dashboard, home, number)
@@ -60,7 +60,7 @@ def test_a_port_that_is_taken_or_cannot_be_is_one_line(run: Run, home: Path) -> 
 
 
 def test_the_browser_is_opened_without_the_link_in_its_command_line(home: Path, tmp_path: Path) -> None:
-    """A link in a command line could be read, and used first, by anybody on this machine."""
+    """A link in a command line could be read, and used first, by any user of this machine."""
     seen, browser = tmp_path / "seen", tmp_path / "browser"
     browser.write_text(f'#!/bin/sh\nprintf "%s" "$1" > "{seen}.tmp" && mv "{seen}.tmp" "{seen}"\n')
     browser.chmod(0o700)

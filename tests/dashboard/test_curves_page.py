@@ -1,4 +1,4 @@
-"""Curves in the page: several at once, any part of them, beside other runs, and kept in the address."""
+"""Curves in the page: several together, any part of them, next to other runs, and kept in the address."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_several_metrics_and_any_part_of_them(visitor: Visitor, runs: Jobs) -> N
         see(loss).to_have_accessible_name(re.compile(f"at step {SPIKE - 2:,}, .* at step {SPIKE + 6:,}$"))
 
 
-def test_runs_beside_each_other(visitor: Visitor, runs: Jobs) -> None:
+def test_runs_next_to_each_other(visitor: Visitor, runs: Jobs) -> None:
     with hosted(runs) as host:
         page = visitor.open(host.link)
         page.goto(f"{page.url}#/default/one")

@@ -76,8 +76,8 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         yield made
 
 
-def tell(story: Story, **rules: bool) -> None:
-    """Run a story against a dashboard; `open()` is a new browser."""
+def run_scenario(scenario: Story, **rules: bool) -> None:
+    """Run a scenario against a dashboard; `open()` is a new browser."""
 
     async def run() -> None:
         page = dashboard(**rules)
@@ -92,7 +92,7 @@ def tell(story: Story, **rules: bool) -> None:
                 return Browser(clients[-1], origin)
 
             try:
-                await story(open_browser, page)
+                await scenario(open_browser, page)
             finally:
                 for client in clients:
                     await client.close()
@@ -101,7 +101,7 @@ def tell(story: Story, **rules: bool) -> None:
 
 
 def test_without_a_login_there_is_the_page_and_nothing_else(cluster: Team) -> None:
-    async def story(open_browser: Open, _: ClusterDashboard) -> None:
+    async def scenario(open_browser: Open, _: ClusterDashboard) -> None:
         browser = open_browser()
         assert "<title>elasticctl</title>" in await (await browser.get("/")).text()
         assert (await browser.get("/in/ml/app.js")).status == 200
@@ -113,7 +113,7 @@ def test_without_a_login_there_is_the_page_and_nothing_else(cluster: Team) -> No
         session = await browser.get("/session")
         assert (session.status, (await session.json())["asks"]) == (401, "token")
 
-    tell(story, allow_changes=True)
+    run_scenario(scenario, allow_changes=True)
     assert cluster.shown == []
 
 
@@ -128,7 +128,7 @@ def test_without_a_login_there_is_the_page_and_nothing_else(cluster: Team) -> No
     ],
 )
 def test_a_wrong_token_is_refused(cluster: Team, token: str, status: int, said: str) -> None:
-    async def story(open_browser: Open, _: ClusterDashboard) -> None:
+    async def scenario(open_browser: Open, _: ClusterDashboard) -> None:
         browser = open_browser()
         answer = await browser.log_in(token)
         assert answer.status == status
@@ -136,11 +136,11 @@ def test_a_wrong_token_is_refused(cluster: Team, token: str, status: int, said: 
         assert COOKIE not in answer.cookies
         assert (await browser.get("/events")).status == 401
 
-    tell(story)
+    run_scenario(scenario)
 
 
-def test_a_person_never_sees_what_another_may(cluster: Team) -> None:
-    async def story(open_browser: Open, page: ClusterDashboard) -> None:
+def test_a_user_never_sees_what_only_another_may(cluster: Team) -> None:
+    async def scenario(open_browser: Open, page: ClusterDashboard) -> None:
         jo, maria = open_browser(), open_browser()
         for browser, token in ((jo, JO), (maria, MARIA)):
             assert (await browser.log_in(token)).status == 200
@@ -158,11 +158,11 @@ def test_a_person_never_sees_what_another_may(cluster: Team) -> None:
         assert (await jo.get("/in/ml/jobs/ml/digits")).status == 200
         assert (await jo.get("/in/ml/jobs/ml/digits/compare?with=nlp/words")).status == 404
 
-    tell(story)
+    run_scenario(scenario)
 
 
-def test_who_may_see_a_job_no_more_does_not_see_it_as_it_was(cluster: Team) -> None:
-    async def story(open_browser: Open, _: ClusterDashboard) -> None:
+def test_without_the_right_any_more_a_jobs_last_state_is_hidden(cluster: Team) -> None:
+    async def scenario(open_browser: Open, _: ClusterDashboard) -> None:
         jo = open_browser()
         await jo.log_in(JO)
         async with jo.events("/in/ml/") as following:
@@ -171,29 +171,29 @@ def test_who_may_see_a_job_no_more_does_not_see_it_as_it_was(cluster: Team) -> N
             assert (await following("jobs"))["gone"] == ["uid-digits"]
         assert (await jo.get("/in/ml/jobs/ml/digits")).status == 404
 
-    tell(story)
+    run_scenario(scenario)
 
 
-def test_the_cookie_is_for_this_host_alone_and_the_token_comes_back_nowhere(cluster: Team) -> None:
-    async def story(open_browser: Open, _: ClusterDashboard) -> None:
+def test_the_cookie_is_for_this_host_alone_and_the_token_is_never_sent_back(cluster: Team) -> None:
+    async def scenario(open_browser: Open, _: ClusterDashboard) -> None:
         jo = open_browser()
         answer = await jo.log_in(JO)
         cookie = answer.headers["Set-Cookie"]
         assert cookie.startswith("__Host-")
         assert {"HttpOnly", "Secure", "SameSite=Strict", "Path=/"} <= set(cookie.split("; "))
         assert "Domain" not in cookie
-        told = cookie + await answer.text() + await (await jo.get("/session")).text()
+        sent = cookie + await answer.text() + await (await jo.get("/session")).text()
         async with jo.events("/in/ml/") as following:
-            told += json.dumps([await following("hello"), await following("jobs")])
-        told += await (await jo.get("/in/ml/jobs/ml/digits")).text()
-        assert "jo@example.org" in told
-        assert JO not in told
+            sent += json.dumps([await following("hello"), await following("jobs")])
+        sent += await (await jo.get("/in/ml/jobs/ml/digits")).text()
+        assert "jo@example.org" in sent
+        assert JO not in sent
 
-    tell(story)
+    run_scenario(scenario)
 
 
-def test_it_ends_when_the_cluster_does_not_accept_the_token_any_more(cluster: Team) -> None:
-    async def story(open_browser: Open, page: ClusterDashboard) -> None:
+def test_a_session_ends_when_the_cluster_no_longer_accepts_the_token(cluster: Team) -> None:
+    async def scenario(open_browser: Open, page: ClusterDashboard) -> None:
         jo = open_browser()
         await jo.log_in(JO)
         async with jo.events("/in/ml/") as following:
@@ -205,22 +205,22 @@ def test_it_ends_when_the_cluster_does_not_accept_the_token_any_more(cluster: Te
             assert (await jo.get(path)).status == 401, path
         assert (await (await jo.get("/session")).json())["asks"] == "token"
 
-    tell(story)
+    run_scenario(scenario)
 
 
-def test_what_was_seen_is_not_shown_with_a_token_that_has_expired_since(cluster: Team) -> None:
-    async def story(open_browser: Open, _: ClusterDashboard) -> None:
+def test_an_expired_token_shows_nothing_that_was_seen_earlier(cluster: Team) -> None:
+    async def scenario(open_browser: Open, _: ClusterDashboard) -> None:
         jo = open_browser()
         await jo.log_in(JO)
         assert await jo.names("/in/ml/") == ["digits"]
         del cluster.people[JO]
         assert (await jo.get("/in/ml/jobs/ml/digits")).status == 401
 
-    tell(story)
+    run_scenario(scenario)
 
 
 def test_logging_out_ends_all_of_it(cluster: Team) -> None:
-    async def story(open_browser: Open, _: ClusterDashboard) -> None:
+    async def scenario(open_browser: Open, _: ClusterDashboard) -> None:
         jo = open_browser()
         await jo.log_in(JO)
         kept = jo.session.cookie_jar.filter_cookies(URL(jo.origin))[COOKIE].value
@@ -238,11 +238,11 @@ def test_logging_out_ends_all_of_it(cluster: Team) -> None:
             "and so by a new login"
         )
 
-    tell(story)
+    run_scenario(scenario)
 
 
-def test_a_login_that_nobody_uses_ends_and_so_does_an_old_one(cluster: Team, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story(open_browser: Open, _: ClusterDashboard) -> None:
+def test_an_unused_login_ends_and_so_does_an_old_one(cluster: Team, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(open_browser: Open, _: ClusterDashboard) -> None:
         for limit in ("IDLE_S", "MAX_AGE_S"):
             jo = open_browser()
             assert (await jo.log_in(JO)).status == 200
@@ -252,11 +252,11 @@ def test_a_login_that_nobody_uses_ends_and_so_does_an_old_one(cluster: Team, mon
                 assert (await jo.get("/session")).status == 401, limit
             assert (await jo.get("/session")).status == 401
 
-    tell(story)
+    run_scenario(scenario)
 
 
-def test_there_are_so_many_logins_and_one_person_cannot_take_those_of_others(cluster: Team) -> None:
-    async def story(open_browser: Open, _: ClusterDashboard) -> None:
+def test_logins_are_limited_and_one_user_cannot_use_up_those_of_others(cluster: Team) -> None:
+    async def scenario(open_browser: Open, _: ClusterDashboard) -> None:
         maria, first = open_browser(), open_browser()
         await maria.log_in(MARIA)
         await first.log_in(JO)
@@ -265,11 +265,11 @@ def test_there_are_so_many_logins_and_one_person_cannot_take_those_of_others(clu
         assert (await first.get("/session")).status == 401
         assert (await maria.get("/session")).status == 200
 
-    tell(story)
+    run_scenario(scenario)
 
 
-def test_one_login_looks_at_so_many_namespaces_at_a_time(cluster: Team) -> None:
-    async def story(open_browser: Open, page: ClusterDashboard) -> None:
+def test_one_login_has_a_limited_number_of_namespaces(cluster: Team) -> None:
+    async def scenario(open_browser: Open, page: ClusterDashboard) -> None:
         jo = open_browser()
         await jo.log_in(JO)
         for number in range(3 * sessions.MAX_APIS):
@@ -279,11 +279,11 @@ def test_one_login_looks_at_so_many_namespaces_at_a_time(cluster: Team) -> None:
             refused = await jo.get("/in/n4/events")
             assert "namespaces are open already" in (await refused.json())["error"]
 
-    tell(story)
+    run_scenario(scenario)
 
 
-def test_it_changes_nothing_unless_it_was_installed_so(cluster: Team) -> None:
-    async def story(open_browser: Open, _: ClusterDashboard) -> None:
+def test_the_dashboard_is_read_only_by_default(cluster: Team) -> None:
+    async def scenario(open_browser: Open, _: ClusterDashboard) -> None:
         maria = open_browser()
         await maria.log_in(MARIA)
         async with maria.events("/in/nlp/") as following:
@@ -295,7 +295,7 @@ def test_it_changes_nothing_unless_it_was_installed_so(cluster: Team) -> None:
             )
             assert (answer.status, (await answer.json())["error"]) == (403, READ_ONLY)
 
-    tell(story)
+    run_scenario(scenario)
     assert "suspend" not in cluster.job("nlp", "words")["spec"]
     assert all(request.method in ("GET", "POST") for request in cluster.api.requests)
 
@@ -303,7 +303,7 @@ def test_it_changes_nothing_unless_it_was_installed_so(cluster: Team) -> None:
 def test_a_change_is_made_with_the_persons_rights_and_recorded_with_their_name(
     cluster: Team, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async def story(open_browser: Open, _: ClusterDashboard) -> None:
+    async def scenario(open_browser: Open, _: ClusterDashboard) -> None:
         jo, maria = open_browser(), open_browser()
         await jo.log_in(JO)
         await maria.log_in(MARIA)
@@ -317,7 +317,7 @@ def test_a_change_is_made_with_the_persons_rights_and_recorded_with_their_name(
         done = await maria.post("/in/nlp/jobs/nlp/words/suspend", {"uid": "uid-words"}, **tokens["/in/nlp/"])
         assert done.status == 200, await done.text()
 
-    tell(story, allow_changes=True)
+    run_scenario(scenario, allow_changes=True)
     assert "suspend" not in cluster.job("ml", "digits")["spec"]
     assert cluster.job("nlp", "words")["spec"]["suspend"] is True
     (change,) = changes_of(cluster.job("nlp", "words"))
@@ -327,7 +327,7 @@ def test_a_change_is_made_with_the_persons_rights_and_recorded_with_their_name(
 
 
 def test_changes_and_logins_come_from_the_page_itself(cluster: Team) -> None:
-    async def story(open_browser: Open, _: ClusterDashboard) -> None:
+    async def scenario(open_browser: Open, _: ClusterDashboard) -> None:
         maria, jo = open_browser(), open_browser()
         await maria.log_in(MARIA)
         await jo.log_in(JO)
@@ -352,7 +352,7 @@ def test_changes_and_logins_come_from_the_page_itself(cluster: Team) -> None:
         https = {**own, "Origin": maria.origin.replace("http:", "https:")}
         assert (await maria.post("/in/nlp/jobs/nlp/words/suspend", body, **https)).status == 200
 
-    tell(story, allow_changes=True)
+    run_scenario(scenario, allow_changes=True)
 
 
 def test_a_token_in_a_header_is_taken_behind_a_proxy_alone(cluster: Team) -> None:
@@ -373,28 +373,28 @@ def test_a_token_in_a_header_is_taken_behind_a_proxy_alone(cluster: Team) -> Non
         out = await browser.post("/logout", **header)
         assert (await out.json())["next"] == "/oauth2/sign_out"
 
-    tell(alone)
+    run_scenario(alone)
     assert cluster.shown == []
-    tell(behind, behind_proxy=True)
+    run_scenario(behind, behind_proxy=True)
 
 
 def test_requests_that_come_together_are_one_login(cluster: Team) -> None:
-    async def story(open_browser: Open, _: ClusterDashboard) -> None:
+    async def scenario(open_browser: Open, _: ClusterDashboard) -> None:
         browser = open_browser()
         answers = await asyncio.gather(
             *(browser.get("/session", Authorization=f"Bearer {JO}") for _ in range(8)),
         )
         assert [answer.status for answer in answers] == [200] * 8
 
-    tell(story, behind_proxy=True)
+    run_scenario(scenario, behind_proxy=True)
     assert len([request for request in cluster.api.requests if request.path.endswith("selfsubjectreviews")]) == 1
 
 
 def test_no_storage_is_opened_where_they_are_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(variables.CLOSED_STORAGES, "nobody has credentials here")
+    monkeypatch.setenv(variables.CLOSED_STORAGES, "there are no credentials here")
     for url in (tmp_path.as_uri(), "file:///nowhere", "s3://bucket/run"):
         for opens in (job_storages.open_storage_here, job_storages.open_job_storage):
-            with pytest.raises(StorageError, match="nobody has credentials here"):
+            with pytest.raises(StorageError, match="there are no credentials here"):
                 opens(url)
 
 
@@ -411,6 +411,6 @@ def test_the_command_closes_storages_before_it_serves(run: Run, home: Path, monk
     assert closed == [NO_STORAGES]
 
 
-def test_it_is_for_a_pod_and_its_options_are_for_it(run: Run, home: Path) -> None:
+def test_in_cluster_mode_is_only_for_a_pod(run: Run, home: Path) -> None:
     assert "--in-cluster is for a pod" in run("dashboard", "--in-cluster").err
     assert "FIX: add --in-cluster" in run("dashboard", "--allow-changes").err

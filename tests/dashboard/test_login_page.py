@@ -73,7 +73,7 @@ def test_a_link_to_a_job_is_there_after_the_login_and_nothing_after_the_log_out(
         assert page.url.endswith("/in/ml/#/ml/digits")
 
 
-def test_whose_token_expires_is_asked_to_log_in_again(cluster: Team, visitor: Visitor) -> None:
+def test_when_the_token_expires_the_page_asks_for_a_login(cluster: Team, visitor: Visitor) -> None:
     with served(dashboard()) as address:
         page = visitor.open(f"{address}/in/ml/")
         log_in(page)

@@ -48,7 +48,7 @@ def test_pages() -> None:
     assert cluster.asked[-1].workers == ("digits-worker-0",)
 
 
-def test_lines_that_were_printed_at_once_are_turned_over_one_by_one() -> None:
+def test_lines_of_the_same_time_are_paged_one_by_one() -> None:
     cluster = Talking(0)
     burst = [LogLine("digits-worker-0", 5.0, str(n)) for n in range(2_500)]
     cluster.lines = [LogLine("digits-worker-0", 4.0, "before"), *burst, LogLine("digits-worker-0", 6.0, "behind")]
@@ -109,6 +109,6 @@ def test_the_end_of_a_long_line_is_searched_too() -> None:
         {"skip": "9999999999"},
     ],
 )
-def test_what_is_no_page_is_refused(query: dict[str, str]) -> None:
+def test_an_invalid_page_is_refused(query: dict[str, str]) -> None:
     with pytest.raises(UsageError):
         read(Talking(1), **query)

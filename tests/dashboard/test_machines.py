@@ -1,4 +1,4 @@
-"""Machines in use: what the page is told, and what it shows of workers, their GPUs, and GPUs that are not there."""
+"""Machines in use: the data for the page, and what it shows of workers, their GPUs, and missing GPUs."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ NOW = AT + 60.0
 NO_GPUS = {**BUSY, "gpus": {}, "noGpus": "no GPU is visible"}
 
 
-def told(*workers: dict[str, Any], gpus: int = 0) -> dict[str, Any]:
+def shown(*workers: dict[str, Any], gpus: int = 0) -> dict[str, Any]:
     found = machines_data(ElasticJob.from_manifest(sample(*workers, gpus=gpus)), NOW)
     assert found is not None
     return found
 
 
-def test_the_page_is_told_what_top_prints() -> None:
-    found = told(BUSY, IDLE, BARE, gpus=2)
+def test_the_page_gets_what_top_prints() -> None:
+    found = shown(BUSY, IDLE, BARE, gpus=2)
     assert found["summary"].startswith("GPU 4 x 71% (0-97), 61.0 of 80 GiB, 1,812 W; CPU 24.7")
     busy, idle, bare = found["workers"]
     assert (busy["name"], busy["words"][2], busy["note"]) == ("worker-0", "2 x 95%", "")
@@ -45,35 +45,35 @@ def test_the_page_is_told_what_top_prints() -> None:
     assert found["absent"] == ""
 
 
-def test_gpus_that_are_not_there_are_said_to_be_absent() -> None:
-    assert told(NO_GPUS)["absent"] == "No GPUs: no GPU is visible."
-    assert told(NO_GPUS, gpus=1)["workers"][0]["note"] == "no GPU is visible"
-    assert len(told({**NO_GPUS, "noGpus": "x" * 9999})["absent"]) == MAX_TEXT
+def test_missing_gpus_are_reported_as_absent() -> None:
+    assert shown(NO_GPUS)["absent"] == "No GPUs: no GPU is visible."
+    assert shown(NO_GPUS, gpus=1)["workers"][0]["note"] == "no GPU is visible"
+    assert len(shown({**NO_GPUS, "noGpus": "x" * 9999})["absent"]) == MAX_TEXT
     assert machines_data(ElasticJob.from_manifest(job()), NOW) is None
 
 
-def test_the_list_is_told_of_idle_gpus_without_their_seconds() -> None:
+def test_the_list_counts_idle_gpus_without_their_seconds() -> None:
     rows = [job_row(ElasticJob.from_manifest(sample(BUSY, idle)), NOW) for idle in (IDLE, {**IDLE, "at": BUSY["at"]})]
     assert rows[0] == rows[1]
     assert rows[0]["idleGpus"] == 1
 
 
-def test_columns_of_different_length_are_no_trouble() -> None:
+def test_columns_of_different_length_are_shown() -> None:
     odd = {**BUSY, "gpus": {"percent": [1, 200, 3], "idleS": [None, 700], "memoryBytes": [], "memoryTotalBytes": [0]}}
-    found = told(odd)["workers"][0]
+    found = shown(odd)["workers"][0]
     assert [gpu["words"][2] for gpu in found["gpus"]] == ["1%", "200%"]
     assert found["gpus"][1]["parts"][2] == 1.0
 
 
-def test_where_the_time_of_the_steps_goes_is_told_with_the_workers() -> None:
-    found = told(TIMED, {**TIMED, "worker": "digits-worker-1", "stepTimes": {"data": 0.5, "compute": 0.5}})
+def test_where_the_time_of_the_steps_goes_is_shown_with_the_workers() -> None:
+    found = shown(TIMED, {**TIMED, "worker": "digits-worker-1", "stepTimes": {"data": 0.5, "compute": 0.5}})
     assert found["stepTimes"] == "data 31%, compute with all-reduce and save 69%"
     assert found["workers"][0]["words"][-4:] == ("12%", "70%", "15%", "3%")
     assert found["workers"][0]["parts"][-4:] == [0.12, 0.7, 0.15, 0.03]
     assert found["workers"][0]["gpus"][0]["words"][-4:] == ("",) * 4
 
 
-def test_the_course_has_columns_of_one_length() -> None:
+def test_the_history_has_columns_of_one_length() -> None:
     manifest = job(usageHistory=HISTORY)
     found = usage_history_data(ElasticJob.from_manifest(manifest).status.usage_history)
     assert {len(column) for column in found["columns"].values()} == {len(found["at"])} == {6}

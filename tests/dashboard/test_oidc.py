@@ -16,7 +16,7 @@ from tests.support.dashboard.visitor import Visitor
 pytestmark = pytest.mark.browser
 
 
-def test_who_logs_in_by_oidc_has_their_own_rights_and_name(
+def test_a_user_who_logs_in_by_oidc_has_their_own_rights_and_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visitor: Visitor
 ) -> None:
     people = {"jo@example.org": Guest("oidc:jo", {"ml"}, {"ml"}), "maria@example.org": Guest("oidc:maria", {"nlp"})}
@@ -46,7 +46,7 @@ def test_who_logs_in_by_oidc_has_their_own_rights_and_name(
             assert "oidc:jo" in json.dumps(cluster.job("ml", "digits")["metadata"]["annotations"])
             jo.get_by_role("button", name="Log out").click()
             see(jo.locator("input[name=sub]")).to_be_visible()
-            people.clear()  # the cluster knows nobody any more, whatever the proxy thinks
+            people.clear()  # the cluster no longer knows anyone, whatever the proxy thinks
             see(maria.get_by_role("dialog", name="Log in to elasticctl")).to_be_visible()
             see(maria.get_by_role("alert")).to_contain_text("the cluster does not accept this token")
             see(maria.get_by_role("button", name="Try again")).to_be_visible()

@@ -100,7 +100,7 @@ def test_a_job_from_before_its_first_step_to_its_end(
     assert ElasticJob.from_manifest(local_cluster.get_job("default", "digits")).status.phase == "Cancelled"
 
 
-def test_what_jobs_say_is_text(visitor: Visitor) -> None:
+def test_job_messages_are_shown_as_text(visitor: Visitor) -> None:
     worker = {"name": MARKUP, "phase": MARKUP, "node": MARKUP, "uid": "w"}
     metrics = {MARKUP: [1.0, 2.0], "b": [1.0]}
     hostile = copy.deepcopy(
@@ -166,7 +166,7 @@ def test_the_keyboard_is_enough(visitor: Visitor) -> None:
         see(page.get_by_role("button", name="Cancel", exact=True)).to_be_focused()
 
 
-def test_a_refusal_is_said_where_it_was_asked_for(visitor: Visitor) -> None:
+def test_a_refusal_is_shown_where_it_was_requested(visitor: Visitor) -> None:
     cluster = Jobs(job())
     with hosted(cluster) as host:
         page = visitor.open(host.link)
@@ -192,11 +192,11 @@ def test_a_job_without_a_maximum_is_scaled_as_far_as_one_likes(visitor: Visitor)
         wait_until(lambda: cluster.jobs["digits"]["spec"]["replicaSpecs"]["Worker"]["replicas"] == 9)
 
 
-def test_all_charts_tell_of_the_same_moment(visitor: Visitor) -> None:
+def test_all_charts_show_the_same_moment(visitor: Visitor) -> None:
     """Workers are a step function: between two changes their number is that after the first."""
     groups = [{"generation": 1, "workers": ["a", "b"], "openedAt": at(2), "formedAt": at(3)}]
-    told = {"curve": CURVE, "generations": groups, "scalings": [], "phase": "Succeeded", "completionTime": at(70)}
-    with hosted(Jobs(job(**told))) as host:
+    status = {"curve": CURVE, "generations": groups, "scalings": [], "phase": "Succeeded", "completionTime": at(70)}
+    with hosted(Jobs(job(**status))) as host:
         page = visitor.open(host.link)
         readings = page.locator("figcaption .reading")
         see(readings).to_have_count(3)
@@ -233,7 +233,7 @@ def test_the_largest_numbers_fit_their_axis(visitor: Visitor) -> None:
             assert len(set(said)) == len(values)
 
 
-def test_when_nothing_is_heard_of_the_server_it_says_so_and_time_stands_still(visitor: Visitor) -> None:
+def test_without_news_of_the_server_it_says_so_and_time_stands_still(visitor: Visitor) -> None:
     later = "const then = Date.now(); Date.now = () => then + 600_000; dispatchEvent(new Event('hashchange'))"
     cluster = Jobs(job(startTime=to_rfc3339(time.time() - 100)))
     with hosted(cluster) as host:
@@ -320,7 +320,7 @@ def test_a_loss_that_is_no_number_is_seen_at_a_glance(visitor: Visitor) -> None:
         see(page.get_by_role("img", name=re.compile("^accuracy: 0.1 at .*, 0.95 at "))).to_be_visible()
 
 
-def test_it_says_when_the_cluster_does_not_answer(visitor: Visitor) -> None:
+def test_the_page_says_when_the_cluster_does_not_answer(visitor: Visitor) -> None:
     cluster = Jobs(job())
     with hosted(cluster) as host:
         page = visitor.open(host.link)

@@ -18,7 +18,7 @@ from tests.support.waiting import wait_until
 pytestmark = pytest.mark.browser
 
 
-def test_an_address_that_nobody_has_made_here_names_no_job(visitor: Visitor) -> None:
+def test_an_invented_address_names_no_job(visitor: Visitor) -> None:
     with hosted(Jobs(job())) as host:
         page = visitor.open(host.link)
         see(page.get_by_role("heading", name="digits")).to_be_visible()
@@ -69,7 +69,7 @@ def test_a_job_that_comes_does_not_push_away_the_one_that_is_read(visitor: Visit
         see(page.get_by_role("heading", name="new")).to_be_visible()
 
 
-def test_a_refusal_that_comes_late_is_said_all_the_same(visitor: Visitor) -> None:
+def test_a_late_refusal_is_shown_all_the_same(visitor: Visitor) -> None:
     """Even where its question has been closed, and another one is open that it has nothing to do with."""
     cluster, answers = Jobs(job()), threading.Event()
 
@@ -138,7 +138,7 @@ def test_the_cursor_on_a_long_course_does_not_upset_a_short_one(visitor: Visitor
         see(page.locator("figcaption").first).to_contain_text("1")
 
 
-def test_a_metric_without_numbers_is_no_trouble(visitor: Visitor) -> None:
+def test_a_metric_without_numbers_is_shown(visitor: Visitor) -> None:
     curve = {"since": at(2), "atS": [0, 20], "step": [0, 40], "metrics": {"loss": ["x"], "accuracy": [0.5]}}
     with hosted(Jobs(job(curve=curve))) as host:
         page = visitor.open(host.link)
@@ -147,7 +147,7 @@ def test_a_metric_without_numbers_is_no_trouble(visitor: Visitor) -> None:
         see(page.get_by_role("img", name=re.compile("^accuracy: 0.5 at "))).to_be_visible()
 
 
-def test_an_end_that_nobody_has_noted_is_not_made_up(visitor: Visitor) -> None:
+def test_an_end_that_was_not_recorded_is_not_made_up(visitor: Visitor) -> None:
     worker = {"name": "digits-worker-0", "uid": "w", "phase": "Failed", "cause": "Killed"}
     with hosted(Jobs(job(phase="Failed", workers=[worker]))) as host:
         page = visitor.open(host.link)

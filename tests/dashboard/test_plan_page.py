@@ -45,12 +45,12 @@ def planned(began: float, **status: Any) -> dict[str, Any]:
     return found
 
 
-def test_the_page_is_told_the_plan_and_what_became_of_it() -> None:
-    told = job_details(ElasticJob.from_manifest(planned(AT)), (), AT + 2 * HOUR_S)["plan"]
-    assert told["words"].startswith("On track: ")
-    assert told["words"].endswith("; now 2 on spot in zone-b and 1 on demand")
-    assert (told["finishBy"], told["finishAt"], told["spreadS"], told["budget"]) == (AT + 10800, AT + 9900, 300, 5.0)
-    assert told["steps"][1] | {"spot": 2, "onDemand": 1, "zone": "zone-b", "why": MARKUP} == told["steps"][1]
+def test_the_page_gets_the_plan_and_its_decisions() -> None:
+    plan = job_details(ElasticJob.from_manifest(planned(AT)), (), AT + 2 * HOUR_S)["plan"]
+    assert plan["words"].startswith("On track: ")
+    assert plan["words"].endswith("; now 2 on spot in zone-b and 1 on demand")
+    assert (plan["finishBy"], plan["finishAt"], plan["spreadS"], plan["budget"]) == (AT + 10800, AT + 9900, 300, 5.0)
+    assert plan["steps"][1] | {"spot": 2, "onDemand": 1, "zone": "zone-b", "why": MARKUP} == plan["steps"][1]
     assert job_details(ElasticJob.from_manifest(job()), (), AT)["plan"] is None
 
 
@@ -91,7 +91,7 @@ def test_the_stacks_of_all_ranks_by_a_button(visitor: Visitor) -> None:
         part = page.locator(".stack-tools")
         part.get_by_role("button", name="Stacks of all ranks").click()
         see(part.get_by_role("region")).to_contain_text("MainThread:\n    step (train.py:7)")
-        see(part.get_by_role("status")).to_contain_text("digits-worker-1: its launcher cannot look at ranks")
+        see(part.get_by_role("status")).to_contain_text("digits-worker-1: its launcher cannot read stacks")
         page.goto(f"{address}#/default/other")
         see(part.get_by_role("region")).to_have_count(0)
         part.get_by_role("button", name="Stacks of all ranks").click()

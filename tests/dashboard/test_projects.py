@@ -1,4 +1,4 @@
-"""What the page is told of projects, and how it is found out by those who may not see everything."""
+"""What the page shows of projects, and how the dashboard finds it out with limited rights."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ WAITS = sharing("tune", "speech", 0, "waits for 2 GPUs that speech is guaranteed
 QUOTAS = (Quota("vision", 1.0, {"t4": 4}, {"t4": 6}), Quota("speech", 2.0, {"t4": 4}, {"t4": 64}))
 
 
-def told(*manifests: dict[str, Any], quotas: tuple[Quota, ...] = QUOTAS) -> Projects:
+def shown(*manifests: dict[str, Any], quotas: tuple[Quota, ...] = QUOTAS) -> Projects:
     held = usage_by_job(map(ElasticJob.from_manifest, manifests))
     return projects_data([quota.to_manifest() for quota in quotas], held, (), all_seen=True)
 
 
 def test_each_pool_with_its_projects_and_who_waits_for_whom() -> None:
-    found = told(LENT, WAITS)
+    found = shown(LENT, WAITS)
     (pool,) = found["pools"]
     assert pool | {"pool": "t4", "unit": "GPU", "held": 6, "slots": 8, "free": 2, "scale": 6, "more": 0} == pool
     speech, vision = pool["projects"]
@@ -41,17 +41,17 @@ def test_each_pool_with_its_projects_and_who_waits_for_whom() -> None:
 
 
 def test_a_limit_beyond_all_there_is_does_not_shrink_the_bars() -> None:
-    assert told(LENT, quotas=(Quota("vision", limit={"t4": 8}),))["pools"][0]["scale"] == 8
-    assert told(LENT, quotas=(Quota("vision", limit={"t4": 9}),))["pools"][0]["scale"] == 6
-    assert told(quotas=(Quota("vision", limit={"t4": 8}),))["pools"][0]["scale"] == 0
+    assert shown(LENT, quotas=(Quota("vision", limit={"t4": 8}),))["pools"][0]["scale"] == 8
+    assert shown(LENT, quotas=(Quota("vision", limit={"t4": 9}),))["pools"][0]["scale"] == 6
+    assert shown(quotas=(Quota("vision", limit={"t4": 8}),))["pools"][0]["scale"] == 0
 
 
 def test_without_quotas_and_shares_there_is_nothing_to_show() -> None:
-    assert told(job(), quotas=())["pools"] == []
+    assert shown(job(), quotas=())["pools"] == []
 
 
 def test_it_is_cut_to_what_a_page_can_show() -> None:
-    found = told(*(sharing(f"job-{n:03}", f"team-{n:03}", 0, "x" * 9999) for n in range(300)), quotas=())
+    found = shown(*(sharing(f"job-{n:03}", f"team-{n:03}", 0, "x" * 9999) for n in range(300)), quotas=())
     assert (len(found["pools"][0]["projects"]), found["pools"][0]["more"]) == (MAX_ROWS, 300 - MAX_ROWS)
     assert (len(found["waiting"]["jobs"]), found["waiting"]["more"]) == (MAX_JOBS, 300 - MAX_JOBS)
     assert found["waiting"]["jobs"][0]["message"] == "x" * MAX_TEXT
@@ -59,7 +59,7 @@ def test_it_is_cut_to_what_a_page_can_show() -> None:
 
 @settings(max_examples=25)
 @given(JSON, JSON)
-def test_whatever_a_share_and_a_quota_hold_it_can_be_told(share: Any, spec: Any) -> None:
+def test_any_share_and_quota_can_be_shown(share: Any, spec: Any) -> None:
     held = usage_by_job([ElasticJob.from_manifest(job(share=share)), ElasticJob.from_manifest(LENT)])
     json.dumps(projects_data([{"metadata": {"name": "a"}, "spec": spec}], held, (), all_seen=True), allow_nan=False)
 
@@ -85,21 +85,21 @@ class Page:
         return self.survey.poll(map(ElasticJob.from_manifest, own))
 
 
-def test_a_page_of_one_namespace_tells_of_all_projects() -> None:
+def test_a_page_of_one_namespace_shows_all_projects() -> None:
     for namespace in ("vision", None):
         found = Page(Jobs(LENT, WAITS, quotas=QUOTAS), namespace).look()
         assert [row["project"] for row in found["pools"][0]["projects"]] == ["speech", "vision"]
         assert (found["pools"][0]["free"], found["notes"]) == (2, [])
 
 
-def test_who_may_not_list_quotas_sees_who_holds_what() -> None:
+def test_without_the_right_to_list_quotas_usage_is_shown() -> None:
     found = Page(Jobs(LENT, quotas=QUOTAS, forbidden=["quotas"])).look()
     assert found["notes"] == [NO_QUOTAS]
     (row,) = found["pools"][0]["projects"]
     assert (row["held"], row["guaranteed"]) == (6, 0)
 
 
-def test_who_may_not_list_all_jobs_sees_their_own_and_not_what_is_free() -> None:
+def test_without_the_right_to_list_all_jobs_own_usage_is_shown_and_not_what_is_free() -> None:
     found = Page(Jobs(LENT, WAITS, quotas=QUOTAS, forbidden=["all jobs"])).look()
     assert found["notes"] == [OWN_ONLY.format("vision")]
     (pool,) = found["pools"]
@@ -153,9 +153,9 @@ def test_what_others_do_meanwhile_is_seen() -> None:
 def test_a_cluster_that_does_not_answer_leaves_what_was_known() -> None:
     page = Page(Jobs(LENT, WAITS, quotas=QUOTAS))
     before = page.look()
-    page.cluster.trouble, page.now_s = UnreachableError("nobody answers: is the VPN up?"), EVERY_S
+    page.cluster.trouble, page.now_s = UnreachableError("no answer: is the VPN up?"), EVERY_S
     after = page.look()
     assert after["pools"] == before["pools"]
-    assert after["notes"] == ["nobody answers: is the VPN up? What is shown of other projects may be out of date."]
+    assert after["notes"] == ["no answer: is the VPN up? What is shown of other projects may be out of date."]
     page.cluster.trouble, page.now_s = None, 2 * EVERY_S
     assert page.look() == before

@@ -67,9 +67,9 @@ def test_who_holds_what_and_who_waits_is_shown_as_it_changes(visitor: Visitor) -
         )
         assert waiting.get_by_role("link").count() == 0, "which is a job of another page"
 
-        told = {"workers": 4, "pool": "t4", "poolSlots": 8, "message": "has 4 of 6 workers"}
-        cluster.change("train", active=4, share=told)
-        cluster.change("tune", phase="Running", share={**told, "message": "has all 4 workers"})
+        share = {"workers": 4, "pool": "t4", "poolSlots": 8, "message": "has 4 of 6 workers"}
+        cluster.change("train", active=4, share=share)
+        cluster.change("tune", phase="Running", share={**share, "message": "has all 4 workers"})
         see(row(page, "vision")).to_have_text("vision4 held · 4 guaranteed · limit 8")
         see(pool).to_contain_text("8 of 8 GPUs held · 0 free")
         see(waiting).to_be_hidden()
@@ -79,7 +79,7 @@ def test_who_holds_what_and_who_waits_is_shown_as_it_changes(visitor: Visitor) -
         see(page.get_by_role("heading", name="Projects")).to_be_hidden()
 
 
-def test_where_nothing_is_shared_there_is_nothing_of_it(visitor: Visitor) -> None:
+def test_without_sharing_nothing_is_shown(visitor: Visitor) -> None:
     with hosted(Jobs(job())) as host:
         page = visitor.open(host.link)
         see(page.get_by_role("heading", name="digits")).to_be_visible()
@@ -88,7 +88,7 @@ def test_where_nothing_is_shared_there_is_nothing_of_it(visitor: Visitor) -> Non
         see(page.get_by_role("main")).to_contain_text("No project has a quota, and no jobs share this cluster.")
 
 
-def test_who_may_not_see_everything_is_shown_the_rest(visitor: Visitor) -> None:
+def test_with_limited_rights_the_rest_is_shown(visitor: Visitor) -> None:
     with hosted(shared(forbidden=["quotas", "all jobs"]), "vision") as host:
         page = visitor.open(host.link)
         see(page.get_by_role("heading", name="train")).to_be_visible()
@@ -100,7 +100,7 @@ def test_who_may_not_see_everything_is_shown_the_rest(visitor: Visitor) -> None:
         see(row(page, "vision")).to_have_text("vision6 held · 2 borrowed")
 
 
-def test_what_projects_and_jobs_are_called_is_text(visitor: Visitor) -> None:
+def test_names_of_projects_and_jobs_are_shown_as_text(visitor: Visitor) -> None:
     hostile = sharing("train", "vision", 2, MARKUP, change=MARKUP, pool=MARKUP)
     with hosted(Jobs(hostile, quotas=[Quota(MARKUP, 1.0, {MARKUP: 4, "__proto__": 2})]), "vision") as host:
         page = visitor.open(host.link)

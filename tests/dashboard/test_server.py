@@ -1,4 +1,4 @@
-"""The dashboard's HTTP interface, asked as a browser asks, and as those do who should not be answered."""
+"""The dashboard's HTTP interface, requested as a browser does, and as those do that must be refused."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ class Browser:
         return task
 
 
-def browse(story: Callable[[Browser, Jobs], Awaitable[None]], *manifests: dict[str, Any], **settings: Any) -> None:
-    """Run a story against a server of its own, whose browser has been let in."""
+def browse(scenario: Callable[[Browser, Jobs], Awaitable[None]], *manifests: dict[str, Any], **settings: Any) -> None:
+    """Run a scenario against a server of its own, whose browser has been let in."""
 
     async def run() -> None:
         cluster = Jobs(*manifests)
@@ -91,14 +91,14 @@ def browse(story: Callable[[Browser, Jobs], Awaitable[None]], *manifests: dict[s
         async with TestServer(app) as running, ClientSession(cookie_jar=CookieJar(unsafe=True)) as session:
             browser = Browser(session, page, f"http://127.0.0.1:{running.port}", arrived)
             await browser.enter()
-            await story(browser, cluster)
+            await scenario(browser, cluster)
 
     with mock.patch.object(feed, "SHARE", 1.0):  # a machine that is busy is no slow cluster
         asyncio.run(run())
 
 
 def test_a_link_works_once_and_leaves_nothing_in_the_address() -> None:
-    async def story(browser: Browser, _: Jobs) -> None:
+    async def scenario(browser: Browser, _: Jobs) -> None:
         link = browser.page.gate.issue()
         first = await browser.get(link)
         assert (first.status, first.headers["Location"]) == (303, browser.page.gate.base)
@@ -111,11 +111,11 @@ def test_a_link_works_once_and_leaves_nothing_in_the_address() -> None:
         assert again.status == 403
         assert "works once" in await again.text()
 
-    browse(story)
+    browse(scenario)
 
 
 def test_without_the_cookie_nothing_is_answered() -> None:
-    async def story(browser: Browser, cluster: Jobs) -> None:
+    async def scenario(browser: Browser, cluster: Jobs) -> None:
         browser.session.cookie_jar.clear()
         for path in ("", "app.js", "events", "jobs/default/digits", "nothing"):
             assert (await browser.get(path)).status == 403, path
@@ -125,42 +125,42 @@ def test_without_the_cookie_nothing_is_answered() -> None:
         assert refused.status == 403
         assert "cancel" not in cluster.jobs["digits"]["spec"]
 
-    browse(story, job())
+    browse(scenario, job())
 
 
-def test_a_guest_is_told_of() -> None:
+def test_a_new_browser_is_reported() -> None:
     entries: list[None] = []
 
-    async def story(browser: Browser, _: Jobs) -> None:
+    async def scenario(browser: Browser, _: Jobs) -> None:
         await browser.enter()
         await browser.get("?ticket=wrong")
         assert len(entries) == 2  # `browse` let one in before
 
-    browse(story, on_entry=lambda: entries.append(None))
+    browse(scenario, on_entry=lambda: entries.append(None))
 
 
 def test_another_name_for_this_machine_is_refused() -> None:
-    async def story(browser: Browser, _: Jobs) -> None:
+    async def scenario(browser: Browser, _: Jobs) -> None:
         for host in ("evil.example", "evil.example:80", "127.0.0.1.evil.example"):
             assert (await browser.get("", Host=host)).status == 403
         assert (await browser.get("", Host="localhost:1234")).status == 200
 
-    browse(story)
+    browse(scenario)
 
 
 def test_other_sites_get_nothing() -> None:
-    async def story(browser: Browser, _: Jobs) -> None:
+    async def scenario(browser: Browser, _: Jobs) -> None:
         for mode in ("cors", "no-cors"):
             answer = await browser.get("events", **{"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": mode})
             assert answer.status == 403
         answer = await browser.get("", **{"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"})
         assert answer.status == 200
 
-    browse(story)
+    browse(scenario)
 
 
 def test_the_page_may_load_nothing_from_elsewhere_and_is_kept_nowhere() -> None:
-    async def story(browser: Browser, _: Jobs) -> None:
+    async def scenario(browser: Browser, _: Jobs) -> None:
         for path in ("", "app.js", "style.css", "vendor/uPlot.esm.js", "jobs/default/none", "nothing"):
             answer = await browser.get(path)
             policy = answer.headers["Content-Security-Policy"]
@@ -174,11 +174,11 @@ def test_the_page_may_load_nothing_from_elsewhere_and_is_kept_nowhere() -> None:
         assert "<script type=" in page
         assert "://" not in page
 
-    browse(story)
+    browse(scenario)
 
 
 def test_only_the_pages_files_can_be_asked_for() -> None:
-    async def story(browser: Browser, _: Jobs) -> None:
+    async def scenario(browser: Browser, _: Jobs) -> None:
         base = browser.page.gate.base
         for path in (
             "index.html",
@@ -190,11 +190,11 @@ def test_only_the_pages_files_can_be_asked_for() -> None:
         ):
             assert (await browser.get(path)).status in (403, 404), path
 
-    browse(story)
+    browse(scenario)
 
 
-def test_news_come_as_they_happen() -> None:
-    async def story(browser: Browser, cluster: Jobs) -> None:
+def test_changes_are_sent_as_they_happen() -> None:
+    async def scenario(browser: Browser, cluster: Jobs) -> None:
         async with browser.events() as following:
             hello = await following("hello")
             assert (hello["context"], hello["namespace"]) == ("local", "default")
@@ -207,11 +207,11 @@ def test_news_come_as_they_happen() -> None:
             assert not news["whole"]
             assert ([row["name"] for row in news["rows"]], news["gone"]) == (["other"], ["uid-digits"])
 
-    browse(story, job())
+    browse(scenario, job())
 
 
-def test_who_comes_back_is_told_what_was_missed() -> None:
-    async def story(browser: Browser, cluster: Jobs) -> None:
+def test_a_viewer_that_comes_back_gets_what_it_missed() -> None:
+    async def scenario(browser: Browser, cluster: Jobs) -> None:
         async with browser.events() as following:
             seen = (await following("jobs"))["id"]
         cluster.change("job-0001", phase="Suspended")
@@ -219,27 +219,27 @@ def test_who_comes_back_is_told_what_was_missed() -> None:
             news = await following("jobs")
             assert not news["whole"]
             assert [row["name"] for row in news["rows"]] == ["job-0001"]
-        for stranger in ("0.1", "", f"{seen.partition('.')[0]}.999", "x"):
-            async with browser.events(stranger) as following:
+        for unknown in ("0.1", "", f"{seen.partition('.')[0]}.999", "x"):
+            async with browser.events(unknown) as following:
                 assert (await following("jobs"))["whole"]
 
-    browse(story, *many(3))
+    browse(scenario, *many(3))
 
 
-def test_a_cluster_that_does_not_answer_is_told_of_and_comes_back() -> None:
-    async def story(browser: Browser, cluster: Jobs) -> None:
-        cluster.trouble = UnreachableError("nobody answers: is the VPN up?")
+def test_a_silent_cluster_is_reported_and_comes_back() -> None:
+    async def scenario(browser: Browser, cluster: Jobs) -> None:
+        cluster.trouble = UnreachableError("no answer: is the VPN up?")
         async with browser.events() as following:
-            assert (await following("trouble"))["message"] == "nobody answers: is the VPN up?"
+            assert (await following("trouble"))["message"] == "no answer: is the VPN up?"
             cluster.trouble = None
             await following("well")
             assert (await following("jobs"))["rows"]
 
-    browse(story, job())
+    browse(scenario, job())
 
 
-def test_nobody_asks_while_nobody_looks_and_once_for_all_who_do() -> None:
-    async def story(browser: Browser, cluster: Jobs) -> None:
+def test_the_cluster_is_queried_once_for_all_viewers_and_not_without_any() -> None:
+    async def scenario(browser: Browser, cluster: Jobs) -> None:
         assert cluster.asked == 0
         async with browser.events() as one, browser.events() as other:
             await one("jobs")
@@ -251,11 +251,11 @@ def test_nobody_asks_while_nobody_looks_and_once_for_all_who_do() -> None:
         await asyncio.sleep(0.3)
         assert cluster.asked <= asked + 1  # the look that was under way
 
-    browse(story, job())
+    browse(scenario, job())
 
 
 def test_only_so_many_may_watch() -> None:
-    async def story(browser: Browser, _: Jobs) -> None:
+    async def scenario(browser: Browser, _: Jobs) -> None:
         streams = [browser.events() for _ in range(MAX_VIEWERS)]
         for stream in streams:
             await (await stream.__aenter__())("hello")
@@ -265,25 +265,25 @@ def test_only_so_many_may_watch() -> None:
         for stream in streams:
             await stream.__aexit__(None, None, None)
 
-    browse(story, job())
+    browse(scenario, job())
 
 
 def test_details_are_of_a_job_that_was_seen() -> None:
-    async def story(browser: Browser, cluster: Jobs) -> None:
+    async def scenario(browser: Browser, cluster: Jobs) -> None:
         async with browser.events() as following:
             await following("jobs")
-            told = await (await browser.get("jobs/default/digits")).json()
-            assert told["job"]["uid"] == "uid-digits"
+            answered = await (await browser.get("jobs/default/digits")).json()
+            assert answered["job"]["uid"] == "uid-digits"
         for path in ("jobs/default/other", "jobs/kube-system/digits", "jobs/default/..%2f"):
             answer = await browser.get(path)
             assert answer.status == 404, path
         assert "the job other no longer exists" in (await (await browser.get("jobs/default/other")).json())["error"]
 
-    browse(story, job())
+    browse(scenario, job())
 
 
-def test_stacks_of_all_ranks_are_read_when_the_page_asks_and_for_nobody_else() -> None:
-    async def story(browser: Browser, cluster: Jobs) -> None:
+def test_stacks_of_all_ranks_are_read_only_when_the_page_asks() -> None:
+    async def scenario(browser: Browser, cluster: Jobs) -> None:
         cluster.pods = [pod("digits-worker-0"), pod("digits-worker-1"), pod("digits-worker-2", "Pending")]
         async with browser.events() as following:
             await following("jobs")
@@ -295,7 +295,7 @@ def test_stacks_of_all_ranks_are_read_when_the_page_asks_and_for_nobody_else() -
                 "  feeder:",
                 "    step (train.py:7)",
             ]
-            refused = "digits-worker-1: its launcher cannot look at ranks (exit code 1: Yama says no)"
+            refused = "digits-worker-1: its launcher cannot read stacks (exit code 1: Yama says no)"
             assert (found["more"], found["troubles"]) == (0, [refused])
             answer = await browser.post("jobs/default/other/stacks", b"")
             assert (answer.status, (await answer.json())["error"].partition(".")[0]) == (
@@ -307,10 +307,10 @@ def test_stacks_of_all_ranks_are_read_when_the_page_asks_and_for_nobody_else() -
             assert (await browser.post("jobs/default/digits/stacks", b"", **{TOKEN_HEADER: "x"})).status == 403
             assert (await browser.get("jobs/default/digits/stacks")).status in (404, 405)
 
-    browse(story, launched(), job("other"), access=Looked)
+    browse(scenario, launched(), job("other"), access=Looked)
 
 
-def test_viewers_that_give_up_leave_one_look_behind_and_not_one_each() -> None:
+def test_viewers_that_give_up_share_one_reading_of_stacks() -> None:
     gate, looks = threading.Event(), []
 
     class Slow(Looked):
@@ -319,7 +319,7 @@ def test_viewers_that_give_up_leave_one_look_behind_and_not_one_each() -> None:
             gate.wait()
             return super().run(worker, argv, streams)
 
-    async def story(browser: Browser, cluster: Jobs) -> None:
+    async def scenario(browser: Browser, cluster: Jobs) -> None:
         cluster.pods = [pod("digits-worker-0")]
         async with browser.events() as following:
             await following("jobs")
@@ -336,22 +336,22 @@ def test_viewers_that_give_up_leave_one_look_behind_and_not_one_each() -> None:
             await browser.post("jobs/default/digits/stacks", b"")
             assert len(looks) == 2
 
-    browse(story, launched(), access=Slow)
+    browse(scenario, launched(), access=Slow)
 
 
 def test_a_change_reaches_the_cluster_and_the_page() -> None:
-    async def story(browser: Browser, cluster: Jobs) -> None:
+    async def scenario(browser: Browser, cluster: Jobs) -> None:
         async with browser.events() as following:
             await following("jobs")
             answer = await browser.post("jobs/default/digits/scale", {"uid": "uid-digits", "workers": 2})
             assert answer.status == 200
             assert (await following("jobs"))["rows"][0]["desired"] == 2
 
-    browse(story, job())
+    browse(scenario, job())
 
 
 def test_a_refused_change_says_why() -> None:
-    async def story(browser: Browser, cluster: Jobs) -> None:
+    async def scenario(browser: Browser, cluster: Jobs) -> None:
         for path, body, status, said in (
             ("digits/scale", {"uid": "uid-digits", "workers": 9}, 400, "more than the maximum"),
             ("digits/explode", {"uid": "uid-digits"}, 400, "is not a valid change"),
@@ -366,54 +366,54 @@ def test_a_refused_change_says_why() -> None:
             assert said in (await answer.json())["error"]
         assert cluster.jobs["digits"] == job()
 
-    browse(story, job())
+    browse(scenario, job())
 
 
 def test_a_change_that_another_page_asks_for_is_refused() -> None:
-    async def story(browser: Browser, cluster: Jobs) -> None:
+    async def scenario(browser: Browser, cluster: Jobs) -> None:
         for headers in ({TOKEN_HEADER: ""}, {TOKEN_HEADER: "wrong"}, {"Origin": "http://evil.example"}, {"Origin": ""}):
             answer = await browser.post("jobs/default/digits/cancel", {"uid": "uid-digits"}, **headers)
             assert answer.status == 403, headers
         assert cluster.jobs["digits"] == job()
 
-    browse(story, job())
+    browse(scenario, job())
 
 
 def test_a_page_of_one_namespace_changes_no_other() -> None:
-    async def story(browser: Browser, cluster: Jobs) -> None:
+    async def scenario(browser: Browser, cluster: Jobs) -> None:
         answer = await browser.post("jobs/default/digits/cancel", {"uid": "uid-digits"})
         assert answer.status == 404
         assert cluster.jobs["digits"] == job()
 
-    browse(story, job(), namespace="team-a")
+    browse(scenario, job(), namespace="team-a")
 
 
 def test_a_quiet_stream_gives_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(user_api, "HEARTBEAT_S", 0.05)
 
-    async def story(browser: Browser, _: Jobs) -> None:
+    async def scenario(browser: Browser, _: Jobs) -> None:
         async with browser.events() as following:
             await following("alive")
             await following("alive")
 
-    browse(story)
+    browse(scenario)
 
 
-def test_projects_are_told_as_they_change_and_to_each_who_comes_back() -> None:
-    async def story(browser: Browser, cluster: Jobs) -> None:
+def test_projects_are_sent_as_they_change_and_to_each_viewer_that_comes_back() -> None:
+    async def scenario(browser: Browser, cluster: Jobs) -> None:
         async with browser.events() as following:
             assert (await following("projects"))["pools"] == []
             cluster.jobs["train"] = sharing("train", "default", 6, "has all 6 workers that it asks for")
-            told = await following("projects")
-            assert told["pools"][0]["projects"][0]["held"] == 6
+            answered = await following("projects")
+            assert answered["pools"][0]["projects"][0]["held"] == 6
         async with browser.events() as following:
-            assert (await following("projects"))["pools"] == told["pools"]
+            assert (await following("projects"))["pools"] == answered["pools"]
 
-    browse(story, job())
+    browse(scenario, job())
 
 
 def test_jobs_are_looked_at_on_while_projects_take_long() -> None:
-    async def story(browser: Browser, cluster: Jobs) -> None:
+    async def scenario(browser: Browser, cluster: Jobs) -> None:
         answers = threading.Event()
 
         def slowly() -> list[Any]:
@@ -431,13 +431,13 @@ def test_jobs_are_looked_at_on_while_projects_take_long() -> None:
                 answers.set()
             assert "quotas" in (await following("projects"))["notes"][0]
 
-    browse(story, job())
+    browse(scenario, job())
 
 
-def test_a_job_that_nobody_waits_for_any_more_holds_no_other_up() -> None:
-    """Whoever turns over jobs faster than the cluster answers has few questions under way, each of them once."""
+def test_a_request_that_was_given_up_does_not_block_others() -> None:
+    """A viewer that switches jobs faster than the cluster answers has few requests running, each of them once."""
 
-    async def story(browser: Browser, cluster: Jobs) -> None:
+    async def scenario(browser: Browser, cluster: Jobs) -> None:
         answers, asked = threading.Event(), []
 
         def slow(_: str, name: str) -> list[Any]:
@@ -466,11 +466,11 @@ def test_a_job_that_nobody_waits_for_any_more_holds_no_other_up() -> None:
             assert {answer.status for answer in answered} == {200}
         assert sorted(asked) == sorted(cluster.jobs)
 
-    browse(story, *many(MAX_CALLS + 2))
+    browse(scenario, *many(MAX_CALLS + 2))
 
 
-def test_pods_of_a_job_that_had_the_name_before_say_nothing_about_this_one() -> None:
-    async def story(browser: Browser, cluster: Jobs) -> None:
+def test_pods_of_an_earlier_job_of_the_name_do_not_count() -> None:
+    async def scenario(browser: Browser, cluster: Jobs) -> None:
         pulled = {"waiting": {"reason": "ErrImagePull", "message": "no such image"}}
         old = {
             "metadata": {"name": "digits-worker-0", "uid": "p", "ownerReferences": [{"uid": "of-the-old-one"}]},
@@ -482,11 +482,11 @@ def test_pods_of_a_job_that_had_the_name_before_say_nothing_about_this_one() -> 
             found = await (await browser.get("jobs/default/digits")).json()
         assert [finding["text"] for finding in found["findings"] if "image" in finding["text"]] == []
 
-    browse(story, job(phase="Pending"))
+    browse(scenario, job(phase="Pending"))
 
 
 def test_headers_that_are_no_text_are_refused_like_others() -> None:
-    async def story(browser: Browser, _: Jobs) -> None:
+    async def scenario(browser: Browser, _: Jobs) -> None:
         host = browser.origin.removeprefix("http://")
         reader, writer = await asyncio.open_connection(*host.split(":"))
         cookie = b"Cookie: elasticctl-dashboard=\xff\xfe\r\n"
@@ -495,7 +495,7 @@ def test_headers_that_are_no_text_are_refused_like_others() -> None:
         writer.close()
         assert answer.startswith((b"HTTP/1.1 403 ", b"HTTP/1.1 400 ")), answer[:80]
 
-    browse(story)
+    browse(scenario)
 
 
 def test_curves_come_from_the_storage_or_else_from_the_status(tmp_path: Path) -> None:
@@ -503,13 +503,20 @@ def test_curves_come_from_the_storage_or_else_from_the_status(tmp_path: Path) ->
     kept = keeps_in(job("kept", curve=curve), tmp_path, "--lr", "0.1")
     store_metrics(tmp_path, Incarnation("uid-kept", "kept-0", AT, "pod"), 1, [{"step": 1, "at": AT, "grad": 0.5}])
 
-    async def story(browser: Browser, _: Jobs) -> None:
+    async def scenario(browser: Browser, _: Jobs) -> None:
         async with browser.events() as following:
             await following("jobs")
-            told = await (await browser.get("jobs/default/kept/metrics?m=grad&m=loss&m=other&x=step")).json()
-            assert (told["names"], told["stored"], told["trouble"]) == (["grad", "loss", "samples/s"], True, "")
-            assert {name: series["y"] for name, series in told["series"].items()} == {"grad": [0.5], "loss": [2.3, 0.9]}
-            assert told["command"] == "elasticctl-launch -- python train.py --lr 0.1"
+            answered = await (await browser.get("jobs/default/kept/metrics?m=grad&m=loss&m=other&x=step")).json()
+            assert (answered["names"], answered["stored"], answered["trouble"]) == (
+                ["grad", "loss", "samples/s"],
+                True,
+                "",
+            )
+            assert {name: series["y"] for name, series in answered["series"].items()} == {
+                "grad": [0.5],
+                "loss": [2.3, 0.9],
+            }
+            assert answered["command"] == "elasticctl-launch -- python train.py --lr 0.1"
             table = await browser.get("jobs/default/kept/metrics.csv")
             assert (table.content_type, await table.text()) == (
                 "text/csv",
@@ -529,4 +536,4 @@ def test_curves_come_from_the_storage_or_else_from_the_status(tmp_path: Path) ->
             for unknown in ("default/unknown", "", "gone"):
                 assert (await browser.get(f"jobs/default/kept/compare?with={unknown}")).status == 404
 
-    browse(story, kept, keeps_in(job("gone", curve=curve), tmp_path / "gone"))
+    browse(scenario, kept, keeps_in(job("gone", curve=curve), tmp_path / "gone"))

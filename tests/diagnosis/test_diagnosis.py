@@ -44,7 +44,7 @@ def named(of: Case) -> dict[str, Finding]:
     return {finding.rule: finding for finding in diagnose(of)}
 
 
-def test_a_job_that_trains_is_told_to_be_fine() -> None:
+def test_a_job_that_trains_is_fine() -> None:
     (only,) = diagnose(case())
     assert (only.rule, only.severity, only.decisive) == ("training", Severity.INFO, False)
     assert only.text == (
@@ -53,7 +53,7 @@ def test_a_job_that_trains_is_told_to_be_fine() -> None:
     )
 
 
-def test_who_runs_but_is_not_in_the_group_yet_is_starting() -> None:
+def test_a_worker_that_runs_outside_the_group_is_starting() -> None:
     workers = [{"index": i, "name": f"digits-worker-{i}", "node": "n", "phase": "Running"} for i in range(4)]
     members = [worker["name"] for worker in workers[:3]]
     formed = {"generation": 3, "workers": members, "formedAt": at(40), "firstStepAt": at(41)}
@@ -92,13 +92,13 @@ def test_a_failed_job_names_rank_code_error_lines_and_budget() -> None:
         " --backoff-limit allows 3."
     )
     assert found.details == ("Traceback (most recent call last):", "ValueError: bad learning rate")
-    assert [mend.command for mend in found.mends] == [
+    assert [step.command for step in found.mends] == [
         "elasticctl logs digits --worker 1",
         "elasticctl rerun digits --from-checkpoint latest",
     ]
 
 
-def test_without_a_checkpoint_there_is_nothing_to_go_on_from() -> None:
+def test_without_a_checkpoint_it_cannot_continue() -> None:
     assert first(case(**FAILED, checkpoint={})).mends[-1].command == "elasticctl rerun digits"
     assert first(case(phase="Cancelled", checkpoint={})).mends[0].command == "elasticctl rerun digits"
 
@@ -117,8 +117,8 @@ def test_without_a_checkpoint_there_is_nothing_to_go_on_from() -> None:
     ],
 )
 def test_how_the_first_worker_failed(failure: dict[str, Any], text: str) -> None:
-    told = {**FAILED, "firstFailure": {"worker": "digits-worker-1", **failure}}
-    assert text in first(case(**told)).text
+    failure_of = {**FAILED, "firstFailure": {"worker": "digits-worker-1", **failure}}
+    assert text in first(case(**failure_of)).text
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_a_deadline_is_no_failure_of_the_script() -> None:
     )
 
 
-def test_a_success_counts_what_it_came_through() -> None:
+def test_a_success_counts_its_interruptions() -> None:
     found = first(case(phase="Succeeded", completionTime=at(100), interruptions=job()["status"]["interruptions"]))
     assert found.text == "It succeeded after 1m39s, over 1 interruption."
 
@@ -170,7 +170,7 @@ def test_workers_that_still_clean_up_are_named(phase: str) -> None:
         ("Suspended", "on request", "suspended", "It was suspended on request. Its progress is kept: step 100."),
     ],
 )
-def test_a_job_in_a_queue_says_what_kueue_says_unless_its_owner_suspended_it(
+def test_a_job_in_a_queue_quotes_kueue_unless_its_owner_suspended_it(
     reason: str, message: str, rule: str, text: str
 ) -> None:
     manifest = job(**QUIET, phase="Suspended", reason=reason, message=message)
@@ -210,7 +210,7 @@ def test_a_worker_that_waited_for_a_place_starts_when_it_has_one() -> None:
     assert late.text == "Its workers are starting: 0 of at least 1 run. 1m20s so far."
 
 
-def test_a_storage_that_takes_nothing_is_not_all_fine() -> None:
+def test_a_storage_that_accepts_nothing_is_a_warning() -> None:
     activity = {
         "doing": "training",
         "since": at(1),
@@ -224,7 +224,7 @@ def test_a_storage_that_takes_nothing_is_not_all_fine() -> None:
     )
 
 
-def test_a_container_that_is_being_made_is_no_trouble() -> None:
+def test_a_container_that_is_being_created_is_no_problem() -> None:
     found = first(case(waiting("ContainerCreating", ""), phase="Pending"))
     assert (found.rule, found.severity) == ("starting", Severity.INFO)
     late = first(case(waiting("ContainerCreating", ""), phase="Pending", now=NOW + 100))
@@ -271,8 +271,8 @@ def test_a_group_without_a_step_is_watched() -> None:
     assert (usual.rule, usual.severity) == ("before-the-first-step", Severity.INFO)
 
 
-def test_a_script_that_reports_nothing_is_no_trouble() -> None:
-    """It may train for hours; whoever has nothing of ours in it tells nobody."""
+def test_a_script_that_reports_nothing_is_no_problem() -> None:
+    """It may train for hours; a script without our library reports nothing."""
     silent = case(pod(0, "Running"), generations=[group()], progress={}, checkpoint={}, now=AT + 50_000)
     found = {finding.rule: finding for finding in diagnose(silent)}
     assert "before-the-first-step" not in found
@@ -282,7 +282,7 @@ def test_a_script_that_reports_nothing_is_no_trouble() -> None:
     assert found["training"].text.startswith("It is running: ")
 
 
-def test_what_the_group_does_is_told() -> None:
+def test_the_activity_of_the_group_is_reported() -> None:
     doing = {"doing": "first step", "since": at(100)}
     before = group(generation=2, formedAt=at(0), firstStepAt=at(30), resumedStep=0)
     found = first(case(generations=[before, group()], activity=doing, now=AT + 340))
@@ -310,7 +310,7 @@ def test_failures_are_counted_since_the_last_checkpoint() -> None:
 @pytest.mark.parametrize(
     "error", ["MemoryError: Unable to allocate 12 GiB", "torch.OutOfMemoryError: CUDA out of memory. Tried to ..."]
 )
-def test_what_helps_a_script_that_runs_out_of_memory(error: str) -> None:
+def test_advice_for_a_script_that_runs_out_of_memory(error: str) -> None:
     """The same batch would run out of it again. The message may end with a full stop of its own."""
     failure = {"worker": "digits-worker-0", "rank": 0, "exitCode": 1, "error": f"{error}."}
     found = first(case(phase="Failed", reason="BackoffLimitExceeded", failures=4, firstFailure=failure, checkpoint={}))
@@ -321,7 +321,7 @@ def test_what_helps_a_script_that_runs_out_of_memory(error: str) -> None:
     )
 
 
-def test_it_is_the_last_failure_that_ended_a_job() -> None:
+def test_the_last_failure_ended_the_job() -> None:
     """The first may have been another one, days and checkpoints ago."""
     last = {
         "worker": "digits-worker-0",
@@ -335,7 +335,7 @@ def test_it_is_the_last_failure_that_ended_a_job() -> None:
     assert first(ended).details == ("it was full",)
 
 
-def test_a_standstill_is_told_by_the_steps_before_it() -> None:
+def test_a_standstill_is_judged_by_the_steps_before_it() -> None:
     stepping = group(firstStepAt=at(50), resumedStep=100)
     steps = {"step": 121, "at": at(60)}
     assert "standstill" not in named(case(generations=[stepping], progress=steps, now=AT + 100))
@@ -389,7 +389,7 @@ def test_workers_that_are_killed_again_and_again_may_lack_memory() -> None:
     assert "perhaps the machine ran out of memory" in named(case(interruptions=killed))["killed"].text
 
 
-def test_a_late_checkpoint_is_told_by_the_usual_interval() -> None:
+def test_a_late_checkpoint_is_judged_by_the_usual_interval() -> None:
     """6 commits from second 50 to 170: one in 20 s. It is late after a minute."""
     began = {"generations": [group(generation=1, firstStepAt=at(50))], "checkpoint": {**SAVED, "at": at(170)}}
     fresh = {**began, "progress": {"step": 300, "at": at(220)}}
@@ -417,7 +417,7 @@ def test_without_storage_nothing_is_kept() -> None:
     assert "no-storage" in {finding.rule for finding in found}
 
 
-def test_a_script_that_reports_nothing_is_said_to_begin_again() -> None:
+def test_a_script_that_reports_nothing_starts_over() -> None:
     groups = [{"generation": n + 1, "openedAt": at(100 * n), "formedAt": at(100 * n + 10)} for n in range(3)]
     silent: dict[str, Any] = {"progress": {}, "checkpoint": {}}
     found = named(case(generations=groups, **silent))["begun-again"]
@@ -428,7 +428,7 @@ def test_a_script_that_reports_nothing_is_said_to_begin_again() -> None:
     assert "begun-again" not in named(case(generations=groups, progress={}, checkpoint={"step": 3}))
 
 
-def test_what_a_launcher_program_does_is_its_own_affair() -> None:
+def test_a_launcher_programs_repeated_work_is_not_judged() -> None:
     groups = [
         {"generation": n + 1, "workers": ["a-1", "a-0"], "openedAt": at(100 * n), "formedAt": at(100 * n + 10)}
         for n in range(3)

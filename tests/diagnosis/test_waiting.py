@@ -57,7 +57,7 @@ def named(of: Case) -> dict[str, Finding]:
     return {finding.rule: finding for finding in diagnose(of)}
 
 
-def test_no_room_names_who_has_it() -> None:
+def test_no_room_names_the_holders() -> None:
     message = "waits for 1 GPU: 0 of 2 on this machine are free"
     pods = [pod(0, reason="Unschedulable", message=message)]
     found = first(case(*pods, phase="Pending", active=1, holders={"train": 1, "big": 4}))
@@ -116,7 +116,7 @@ def test_a_container_that_cannot_be_made(reason: str, rule: str) -> None:
         ),
     ],
 )
-def test_a_refusal_is_told_in_the_servers_words_with_what_to_type(words: str, command: str) -> None:
+def test_a_refusal_is_reported_in_the_servers_words_with_a_command(words: str, command: str) -> None:
     found = first(case(phase="Pending", active=2, conditions=held("FailedCreate", words)))
     assert (found.rule, found.severity, found.decisive) == ("refused", Severity.ERROR, True)
     assert found.text == (
@@ -125,20 +125,20 @@ def test_a_refusal_is_told_in_the_servers_words_with_what_to_type(words: str, co
     assert found.mends[0].command == command
 
 
-def test_a_refusal_of_some_is_told_while_the_others_train() -> None:
+def test_a_refusal_of_some_is_reported_while_the_others_train() -> None:
     found = named(case(pod(0, "Running"), active=3, conditions=held("FailedCreate", "exceeded quota: team")))
     assert found["refused"].text.startswith("1 worker of 4 cannot be created: exceeded quota: team.")
     assert not found["refused"].decisive
     assert "training" in found
 
 
-def test_a_refusal_that_is_over_is_not_told() -> None:
+def test_a_refusal_that_is_over_is_not_reported() -> None:
     over = [{**held("FailedCreate", "exceeded quota")[0], "status": "False"}]
     assert "refused" not in named(case(phase="Pending", conditions=over))
     assert "refused" not in named(case(phase="Failed", conditions=held("FailedCreate", "exceeded quota")))
 
 
-def test_a_stranger_with_a_workers_name_is_named() -> None:
+def test_another_pod_with_a_workers_name_is_named() -> None:
     words = "pod digits-worker-1 has a worker's name and does not belong to this job"
     found = first(case(phase="Pending", conditions=held("NameTaken", words)))
     assert found.text == f"A worker cannot be created: {words}."
@@ -161,7 +161,7 @@ def test_scheduling_gates_are_named() -> None:
     assert found.text == ("worker-0 cannot be scheduled until its scheduling gates are removed: blocked: a/b.")
 
 
-def test_what_a_node_cannot_mount_is_told_by_its_events() -> None:
+def test_a_failed_mount_is_known_from_the_events_of_the_pod() -> None:
     words = 'MountVolume.SetUp failed for volume "conf" : configmap "conf" not found'
     other = event("kubelet", "FailedMount", "of another pod", index=1)
     seen = Observations((event("kubelet", "FailedMount", words), other))
@@ -189,7 +189,7 @@ NOMINATED = event("karpenter", "Nominated", "Pod should schedule on: nodeclaim/d
         (["Launched", "Registered"], "has g4dn.xlarge, which is getting ready"),
     ],
 )
-def test_a_node_that_karpenter_brings_is_told_and_nobody_has_to_make_room(conditions: list[str], words: str) -> None:
+def test_a_node_that_karpenter_brings_is_reported_and_no_job_must_make_room(conditions: list[str], words: str) -> None:
     claim = {**CLAIM, "status": {"conditions": [{"type": item, "status": "True"} for item in conditions]}}
     found = first(case(unplaced(0), phase="Pending", holders={"big": 4}, seen=Observations((NOMINATED,), (claim,))))
     assert (found.rule, found.severity, found.mends) == ("node-coming", Severity.INFO, ())
@@ -197,7 +197,7 @@ def test_a_node_that_karpenter_brings_is_told_and_nobody_has_to_make_room(condit
     assert "Held by" not in found.text
 
 
-def test_whoever_may_not_read_nodeclaims_hears_what_the_event_says() -> None:
+def test_without_the_right_to_read_nodeclaims_the_event_is_quoted() -> None:
     found = first(case(unplaced(0), phase="Pending", holders={"big": 4}, seen=Observations((NOMINATED,), None)))
     words = "A node is being provisioned: Pod should schedule on: nodeclaim/default-dwdn5, said 40s ago."
     assert found.text.endswith(words)
@@ -222,7 +222,7 @@ def test_why_the_autoscaler_brings_none() -> None:
 
 
 @pytest.mark.parametrize("event_", [{}, {"involvedObject": 3}, {"involvedObject": {"uid": "uid-0"}, "message": 7}])
-def test_events_of_any_content_do_not_disturb(event_: dict[str, Any]) -> None:
+def test_events_of_any_content_raise_nothing(event_: dict[str, Any]) -> None:
     odd = {**event_, "reason": "Nominated", "source": {"component": "karpenter"}}
     assert diagnose(
         case(unplaced(0), pod(1, node="n"), phase="Pending", seen=Observations((odd,), ({}, {"metadata": 3})))
@@ -237,7 +237,7 @@ def budget(name: str, selector: Any, kind: str = "") -> dict[str, Any]:
 OURS = budget("digits-workers", {"matchLabels": {"job-name": "digits"}}, "ElasticJob")
 
 
-def test_a_budget_of_ones_own_is_told_and_two_are_too_many() -> None:
+def test_a_budget_of_the_users_is_reported_and_two_are_too_many() -> None:
     team = budget("team", {"matchLabels": {"job-name": "digits"}})
     found = named(case(seen=Observations(budgets=(OURS, team))))["budget-of-others"]
     assert found.text == "PodDisruptionBudget team covers its workers, so the controller keeps none of its own."

@@ -13,6 +13,7 @@ import pytest
 from elasticctl.api.codec import to_rfc3339
 from elasticctl.cli.verbs.set_up.install import show_check
 from elasticctl.doctor import Check, CheckOutcome
+from elasticctl.doctor.cluster import check_nodes, gpu_name
 from elasticctl.terminal import console
 from tests.support.cli import Run
 from tests.support.fakeapi import FakeApi, Request
@@ -112,7 +113,7 @@ def test_an_old_release_is_a_warning(run: Run, cluster: FakeApi) -> None:
     assert (code, found["cluster"]["outcome"]) == (0, "warning")
 
 
-def test_a_definition_from_before_a_field_is_told_with_it(run: Run, cluster: FakeApi) -> None:
+def test_a_definition_from_before_a_field_names_that_field(run: Run, cluster: FakeApi) -> None:
     definition = json.loads(json.dumps(cluster.objects[CRD]))
     fields = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
     del fields["suspend"]
@@ -153,7 +154,7 @@ def test_the_controller_of_the_jobs_own_namespace_is_the_one_to_look_at(run: Run
     assert outcomes(run)[1]["controller"]["outcome"] == "ok"
 
 
-def test_rights_are_told_with_the_verbs_that_need_them(run: Run, cluster: FakeApi) -> None:
+def test_rights_are_listed_with_the_verbs_that_need_them(run: Run, cluster: FakeApi) -> None:
     cluster.refuse = lambda request: answered(request, denied=("delete pods",))
     code, found = outcomes(run)
     assert (code, found["rights"]["outcome"]) == (0, "warning")
@@ -163,7 +164,7 @@ def test_rights_are_told_with_the_verbs_that_need_them(run: Run, cluster: FakeAp
     assert (code, found["rights"]["outcome"]) == (1, "failed")
 
 
-def test_what_a_user_may_not_see_is_no_failure(run: Run, cluster: FakeApi) -> None:
+def test_missing_read_rights_are_no_failure(run: Run, cluster: FakeApi) -> None:
     hidden = ("/apis/apps/", "/apis/apiextensions", "/api/v1/nodes", "/api/v1/namespaces/ml")
     cluster.refuse = lambda request: (403, FORBIDDEN, {}) if request.path.startswith(hidden) else answered(request)
     code, found = outcomes(run)
@@ -192,3 +193,65 @@ def test_words_stay_in_their_column_and_a_fix_on_one_line() -> None:
         "                     names one",
         f"                     -> {fix}",
     ]
+
+
+T4_SPOT = {"node.kubernetes.io/instance-type": "g4dn.12xlarge", "karpenter.sh/capacity-type": "spot"}
+GKE_L4 = {"cloud.google.com/gke-accelerator": "nvidia-l4", "cloud.google.com/gke-spot": "true"}
+
+
+def plain_node(name: str, labels: dict[str, str] | None = None, gpus: int = 0, ready: str = "True") -> dict[str, Any]:
+    offers = {"cpu": "8", **({"nvidia.com/gpu": str(gpus)} if gpus else {})}
+    conditions = [{"type": "Ready", "status": ready}]
+    return {
+        "metadata": {"name": name, "labels": labels or {}},
+        "status": {"allocatable": offers, "conditions": conditions},
+    }
+
+
+def checks(nodes: list[dict[str, Any]], provider: str) -> dict[str, Check]:
+    return {check.name: check for check in check_nodes(nodes, provider)}
+
+
+@pytest.mark.parametrize(
+    ("labels", "name"),
+    [(T4_SPOT, "t4"), (GKE_L4, "l4"), ({"node.kubernetes.io/instance-type": "m5.large"}, ""), ({}, "")],
+)
+def test_labels_name_the_gpu_type(labels: dict[str, str], name: str) -> None:
+    assert gpu_name(plain_node("a", labels)) == name
+
+
+def test_an_accelerator_that_the_catalog_does_not_know_keeps_its_name() -> None:
+    assert gpu_name(plain_node("a", {"cloud.google.com/gke-accelerator": "nvidia-tomorrow"})) == "nvidia-tomorrow"
+
+
+def test_gpus_are_counted_by_type() -> None:
+    found = checks(
+        [plain_node("a", T4_SPOT, 4), plain_node("b", T4_SPOT, 4), plain_node("c", {}, 2), plain_node("d")], "aws"
+    )
+    assert found["nodes"] == Check("nodes", CheckOutcome.OK, "4 nodes, all ready")
+    assert (found["GPUs"].outcome, found["GPUs"].says) == (CheckOutcome.OK, "2 of an unknown type, 8 t4")
+    assert (found["spot"].outcome, found["spot"].says) == (CheckOutcome.OK, "2 spot nodes")
+
+
+def test_a_gpu_node_that_offers_none_lacks_the_device_plugin() -> None:
+    found = checks([plain_node("a", GKE_L4), plain_node("b", GKE_L4, 1)], "gcp")["GPUs"]
+    assert found.outcome is CheckOutcome.FAILED
+    assert found.says == "1 node with GPUs offers none: a (no nvidia.com/gpu is allocatable)"
+    assert "device plugin" in found.mend
+
+
+def test_nodes_that_an_autoscaler_would_add_are_no_failure() -> None:
+    found = checks([], "aws")
+    assert [check.outcome for check in found.values()] == [CheckOutcome.WARNING] * 3
+    assert "--on-demand" in found["spot"].mend
+
+
+def test_nodes_that_are_not_ready_are_reported_and_do_not_count() -> None:
+    found = checks([plain_node("a", T4_SPOT, 4, ready="Unknown"), plain_node("b")], "aws")
+    assert (found["nodes"].outcome, found["nodes"].says) == (CheckOutcome.WARNING, "1 of 2 nodes ready")
+    assert found["GPUs"].outcome is found["spot"].outcome is CheckOutcome.WARNING
+    assert checks([plain_node("a", ready="False")], "aws")["nodes"].outcome is CheckOutcome.FAILED
+
+
+def test_nothing_is_known_of_spot_nodes_on_any_other_cluster() -> None:
+    assert checks([plain_node("a", T4_SPOT, 4)], "kubernetes")["spot"].outcome is CheckOutcome.SKIPPED

@@ -1,4 +1,4 @@
-"""The storage check, at real storages and at one that does not keep its word."""
+"""The storage check, of real storages and of faulty ones."""
 
 from __future__ import annotations
 

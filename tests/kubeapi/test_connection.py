@@ -26,7 +26,7 @@ from elasticctl.api.errors import (
 )
 from elasticctl.kubeapi import connection as module
 from elasticctl.kubeapi.connection import Connection, connect, resource_path
-from elasticctl.kubeapi.error_responses import refusal
+from elasticctl.kubeapi.responses import refusal
 from tests.support.fakeapi import FakeApi
 from tests.support.kube import WriteKubeconfig
 
@@ -72,7 +72,7 @@ def test_refusals_are_errors_of_ours(
     assert "\n" not in str(error.value)
 
 
-def test_of_an_answer_that_is_too_long_only_so_much_is_read(api: FakeApi, connection: Connection) -> None:
+def test_a_long_answer_is_read_only_up_to_a_limit(api: FakeApi, connection: Connection) -> None:
     refusing(api, 200, {"items": ["x" * 1000]})
     assert connection.request("GET", PODS, most_bytes=1020) == {"items": ["x" * 1000]}
     with pytest.raises(TooLargeError, match="more than 900 bytes"):
@@ -80,7 +80,7 @@ def test_of_an_answer_that_is_too_long_only_so_much_is_read(api: FakeApi, connec
     assert connection.request("GET", PODS)
 
 
-def test_a_refusal_tells_when_to_come_back(api: FakeApi, connection: Connection) -> None:
+def test_a_refusal_says_when_to_retry(api: FakeApi, connection: Connection) -> None:
     for text, wanted in (("7", 7.0), ("soon", None)):
         refusing(api, 429, {}, **{"Retry-After": text})
         with pytest.raises(BusyError) as error:
@@ -105,7 +105,7 @@ def test_an_invalid_object_is_refused_by_field(api: FakeApi, connection: Connect
     assert error.value.path == "spec.minReplicas"
 
 
-def test_nobody_listens(kubeconfig: WriteKubeconfig) -> None:
+def test_no_one_listens(kubeconfig: WriteKubeconfig) -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))  # and does not listen
         port = silent.getsockname()[1]
@@ -119,7 +119,7 @@ def test_a_server_that_is_stopped_is_given_up(
     kubeconfig: WriteKubeconfig, scheme: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "CONNECT_TIMEOUT_S", 0.3)
-    with socket.create_server(("127.0.0.1", 0)) as silent:  # the kernel accepts, nobody answers
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # the kernel accepts, and no one answers
         kubeconfig(f"{scheme}://127.0.0.1:{silent.getsockname()[1]}")
         with pytest.raises(UnreachableError):
             connect().request("GET", "/version", timeout_s=0.3)
@@ -168,9 +168,7 @@ def test_a_plugin_makes_credentials_and_renews_them_when_they_expire(
     assert [r.headers["Authorization"] for r in api.requests] == ["Bearer t2", "Bearer t3"]
 
 
-def test_credentials_that_are_refused_are_made_anew_once(
-    api: FakeApi, kubeconfig: WriteKubeconfig, tmp_path: Path
-) -> None:
+def test_refused_credentials_are_renewed_once(api: FakeApi, kubeconfig: WriteKubeconfig, tmp_path: Path) -> None:
     kubeconfig(api.url, plugin(tmp_path, "EXPIRES = '2999-01-01T00:00:00Z'" + COUNTING))
     made = connect()
     api.refuse = lambda r: None if r.headers["Authorization"] == "Bearer t2" else (401, {"message": "no"}, {})
@@ -196,7 +194,7 @@ def test_a_plugin_that_fails_is_one_line(
     assert api.requests == []
 
 
-def test_what_kubeconfig_lacks_is_said(
+def test_missing_kubeconfig_entries_are_named(
     api: FakeApi, kubeconfig: WriteKubeconfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = kubeconfig(api.url)
@@ -236,7 +234,7 @@ def test_a_stream_ends_when_another_thread_closes_it(api: FakeApi, connection: C
     stream.close()  # again is harmless
 
 
-def test_a_stream_that_nobody_reads_is_closed_all_the_same(api: FakeApi, connection: Connection) -> None:
+def test_an_unread_stream_is_closed_all_the_same(api: FakeApi, connection: Connection) -> None:
     stream = connection.stream(PODS, {"watch": "true"})
     stream.close()
     assert list(stream) == []

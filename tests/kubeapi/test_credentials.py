@@ -1,4 +1,4 @@
-"""kubeconfig as kubectl reads it: certificates of a real server and of who asks, tokens, proxies, several files."""
+"""kubeconfig as kubectl reads it: certificates of a real server and its clients, tokens, proxies, several files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,11 @@ PODS = "/api/v1/namespaces/default/pods"
 
 
 AUTHORITY = issue("the lab's authority")
-SERVER, CLIENT, STRANGER = pem(issue("lab.internal", AUTHORITY)), pem(issue("me", AUTHORITY)), pem(issue("nobody"))
+SERVER, CLIENT, UNKNOWN_CLIENT = (
+    pem(issue("lab.internal", AUTHORITY)),
+    pem(issue("me", AUTHORITY)),
+    pem(issue("nobody")),
+)
 
 
 def data(value: bytes) -> str:
@@ -57,7 +61,7 @@ def test_certificates_in_the_file(
     assert list((tmp_path / "scratch").iterdir()) == []  # no key stays behind
 
 
-def test_certificates_in_files_beside_it(secure: FakeApi, kubeconfig: WriteKubeconfig, tmp_path: Path) -> None:
+def test_certificates_in_files_next_to_it(secure: FakeApi, kubeconfig: WriteKubeconfig, tmp_path: Path) -> None:
     (tmp_path / "me.crt").write_bytes(CLIENT.certificate)
     (tmp_path / "me.key").write_bytes(CLIENT.key)
     cluster = {"certificate-authority": "ca.pem", "tls-server-name": "lab.internal"}
@@ -73,7 +77,10 @@ def test_certificates_in_files_beside_it(secure: FakeApi, kubeconfig: WriteKubec
         ({**CA, "tls-server-name": "other.internal"}, ME),
         ({"certificate-authority-data": CA["certificate-authority-data"]}, ME),  # 127.0.0.1 is not its name
         (CA, {}),
-        (CA, {"client-certificate-data": data(STRANGER.certificate), "client-key-data": data(STRANGER.key)}),
+        (
+            CA,
+            {"client-certificate-data": data(UNKNOWN_CLIENT.certificate), "client-key-data": data(UNKNOWN_CLIENT.key)},
+        ),
     ],
 )
 def test_certificates_that_do_not_fit_are_no_answer(
@@ -85,7 +92,7 @@ def test_certificates_that_do_not_fit_are_no_answer(
     assert secure.requests == []
 
 
-def test_looking_at_no_certificate_has_to_be_said(secure: FakeApi, kubeconfig: WriteKubeconfig) -> None:
+def test_skipping_certificate_checks_must_be_explicit(secure: FakeApi, kubeconfig: WriteKubeconfig) -> None:
     kubeconfig(secure.url, user=ME, cluster={"insecure-skip-tls-verify": True})
     assert ask(connect()) == []
 
@@ -94,8 +101,8 @@ def test_a_plugin_may_make_certificates(secure: FakeApi, kubeconfig: WriteKubeco
     status = {"clientCertificateData": CLIENT.certificate.decode(), "clientKeyData": CLIENT.key.decode()}
     made = {"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": status}
     (tmp_path / "made.json").write_text(json.dumps(made))
-    code = "import json, os, sys; told = json.loads(os.environ['KUBERNETES_EXEC_INFO'])['spec']['cluster']['server'];"
-    code += "assert told.startswith(os.environ['SCHEME']); print(open('made.json').read())"
+    code = "import json, os, sys; server = json.loads(os.environ['KUBERNETES_EXEC_INFO'])['spec']['cluster']['server'];"
+    code += "assert server.startswith(os.environ['SCHEME']); print(open('made.json').read())"
     plugin = {
         "apiVersion": made["apiVersion"],
         "command": sys.executable,
@@ -116,7 +123,7 @@ def test_a_plugin_may_make_certificates(secure: FakeApi, kubeconfig: WriteKubeco
         ("raise SystemExit(3)", r"\(exit code 3\)"),
     ],
 )
-def test_a_plugin_that_makes_nothing_is_said(
+def test_a_plugin_without_credentials_is_an_error(
     api: FakeApi, kubeconfig: WriteKubeconfig, printed: str, said: str
 ) -> None:
     kubeconfig(api.url, user={"exec": {"apiVersion": "v1", "command": sys.executable, "args": ["-c", printed]}})
@@ -149,7 +156,7 @@ def test_a_token_in_a_file_is_read_again(
         ask(made)
 
 
-def test_a_token_that_no_header_can_hold_is_said(api: FakeApi, kubeconfig: WriteKubeconfig) -> None:
+def test_a_token_that_no_header_can_hold_is_an_error(api: FakeApi, kubeconfig: WriteKubeconfig) -> None:
     kubeconfig(api.url, user={"token": "secret\n"})
     ask(connect())
     assert api.requests[-1].headers["Authorization"] == "Bearer secret"
@@ -191,7 +198,7 @@ def test_a_proxy_of_the_environment(api: FakeApi, kubeconfig: WriteKubeconfig, m
         ask(connect())
 
 
-def test_a_proxy_that_asks_who_one_is(api: FakeApi, kubeconfig: WriteKubeconfig) -> None:
+def test_a_proxy_that_asks_for_a_login(api: FakeApi, kubeconfig: WriteKubeconfig) -> None:
     kubeconfig("http://far-away.invalid", cluster={"proxy-url": api.url.replace("//", "//me:p%40ss@")})
     ask(connect())
     headers = {name.lower(): value for name, value in api.requests[0].headers.items()}
@@ -199,14 +206,14 @@ def test_a_proxy_that_asks_who_one_is(api: FakeApi, kubeconfig: WriteKubeconfig)
 
 
 @pytest.mark.parametrize("proxy", ["socks5://me:hush@127.0.0.1:1", "http://me:hush@[::1", "http://me:hush@:x"])
-def test_a_proxy_that_cannot_be_used_is_said_without_its_password(kubeconfig: WriteKubeconfig, proxy: str) -> None:
+def test_an_error_about_a_proxy_has_no_password(kubeconfig: WriteKubeconfig, proxy: str) -> None:
     kubeconfig("http://far-away.invalid", cluster={"proxy-url": proxy})
     with pytest.raises(CredentialsError, match="proxy-url in the kubeconfig") as refused:
         connect()
     assert "hush" not in str(refused.value)
 
 
-def test_of_several_files_the_first_counts(api: FakeApi, kubeconfig: WriteKubeconfig, tmp_path: Path) -> None:
+def test_the_first_of_several_files_counts(api: FakeApi, kubeconfig: WriteKubeconfig, tmp_path: Path) -> None:
     kubeconfig(api.url)
     other = tmp_path / "other"
     other.write_text(

@@ -1,4 +1,4 @@
-"""Which image a tag stands for: asked of Debian's own registry where it is installed, and of small servers."""
+"""Which image a tag stands for: looked up in Debian's own registry where it is installed, and in small servers."""
 
 from __future__ import annotations
 
@@ -133,12 +133,12 @@ def test_a_name_without_a_registry_is_not_looked_up(image: str) -> None:
         ((200, {}, b"x" * (5 << 20)), "more than 4 MiB"),
     ],
 )
-def test_other_answers_are_told(answer: Answer, said: str, tmp_path: Path) -> None:
+def test_other_answers_are_reported(answer: Answer, said: str, tmp_path: Path) -> None:
     with served(lambda *_: answer) as host, pytest.raises(RegistryError, match=said):
         pin(f"{host}/c:1", {"HOME": str(tmp_path)})
 
 
-def test_a_registry_that_is_not_there_is_told() -> None:
+def test_a_missing_registry_is_reported() -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))  # and does not listen
         with pytest.raises(RegistryError, match="cannot be reached"):

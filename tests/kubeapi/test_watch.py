@@ -72,7 +72,7 @@ def test_a_list_is_streamed_where_the_server_can(
     assert sum("limit" in request.params for request in control.requests) == pages
 
 
-def test_a_watch_that_was_cut_off_goes_on_where_it_stood(
+def test_a_watch_that_was_cut_off_resumes(
     control: ControlApi, watched: Reflector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "WATCH_S", 2.0)

@@ -18,7 +18,7 @@ def item(name: str, version: int, uid: str = "", **fields: Any) -> dict[str, Any
 
 
 class Heard:
-    """A store and what its subscribers were told, as "+name", "~name", "-name"."""
+    """A store and what its subscribers received, as "+name", "~name", "-name"."""
 
     def __init__(self) -> None:
         self.store = ObjectStore(index_of=lambda found: str(found.get("group", "")))
@@ -34,7 +34,7 @@ class Heard:
         return news
 
 
-def test_what_is_of_no_interest_is_not_held() -> None:
+def test_objects_of_no_interest_are_not_stored() -> None:
     store = ObjectStore(keep=lambda found: bool(found.get("wanted")))
     store.replace(store.prune_page([item("a", 1), item("b", 2, wanted=1)]), "10")
     assert [found["metadata"]["name"] for found in store.items()] == ["b"]
@@ -58,7 +58,7 @@ def test_an_object_that_changes_its_group_leaves_nothing_in_the_others() -> None
         tracemalloc.stop()
 
 
-def test_a_relist_tells_only_what_changed() -> None:
+def test_a_relist_reports_only_changes() -> None:
     heard = Heard()
     heard.store.replace([item("a", 1), item("b", 2), item("c", 3)], "10")
     assert heard.take() == ["+a", "+b", "+c"]
@@ -84,7 +84,7 @@ def test_objects_are_found_by_their_group_as_it_is_now() -> None:
     assert (heard.store.group("x"), len(heard.store.group("y"))) == ([], 1)
 
 
-def test_what_we_wrote_is_believed_until_the_watch_has_come_to_it() -> None:
+def test_our_own_writes_are_kept_until_the_watch_catches_up() -> None:
     heard = Heard()
     heard.store.replace([], "10")
     heard.store.record_write(item("a", 15))
@@ -106,7 +106,7 @@ def test_a_bookmark_moves_the_watch_on() -> None:
     assert heard.store.items() == []
 
 
-def test_the_end_of_a_predecessor_does_not_take_its_successor_away() -> None:
+def test_the_end_of_a_predecessor_does_not_remove_its_successor() -> None:
     heard = Heard()
     heard.store.replace([item("a", 5)], "10")
     heard.store.record_deletion("ns/a", "another uid")
@@ -118,7 +118,7 @@ def test_the_end_of_a_predecessor_does_not_take_its_successor_away() -> None:
     assert heard.store.get("ns/a") == item("a", 22, uid="b")
 
 
-def test_what_the_watch_still_tells_of_a_pod_that_we_deleted_does_not_bring_it_back() -> None:
+def test_late_events_do_not_bring_back_a_deleted_pod() -> None:
     heard = Heard()
     heard.store.replace([item("a", 5)], "10")
     heard.store.record_deletion("ns/a", "a")

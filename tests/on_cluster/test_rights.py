@@ -26,7 +26,7 @@ from elasticctl.cluster.kube.install import Installer, path_of
 from elasticctl.kubeapi import installation
 from elasticctl.kubeapi.connection import MERGE_PATCH, Connection, resource_path
 from elasticctl.kubeapi.features import Feature
-from elasticctl.kubeapi.single_namespace import OF_THE_CLUSTER, is_for_all
+from elasticctl.kubeapi.installation import OF_THE_CLUSTER, is_for_all
 from elasticctl_controller.core.manifests import build_token_secret
 from tests.on_cluster.audit import Audit, need_audit_log
 from tests.on_cluster.commands import kubectl

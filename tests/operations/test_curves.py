@@ -1,4 +1,4 @@
-"""Curves of metrics: thinning loses no spike, what is repeated counts once by step, and what is no number is told."""
+"""Curves of metrics: thinning loses no spike, repeated steps count once, and gaps are reported."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_steps_that_are_repeated_count_once_by_step_and_all_by_time() -> None:
     assert by_step.summary()["min"] == 0.0
 
 
-def test_what_is_no_number_is_a_gap_and_a_word() -> None:
+def test_a_value_that_is_no_number_is_a_gap_and_a_word() -> None:
     curves = Curves()
     curves.add(rows((1, 1.0, 2.0), (2, 2.0, "NaN"), (3, 3.0, "NaN"), (4, 4.0, "-Infinity"), (5, 5.0, 1.0)))
     curves.add([{"step": 6, "at": 6.0, "loss": "no number", "flag": True, "none": None, "lr": 0.1}])
@@ -70,7 +70,7 @@ def test_what_is_no_number_is_a_gap_and_a_word() -> None:
     assert series.picture(-math.inf, math.inf, 100)["y"] == [2.0, None, 1.0, 0.5]
 
 
-def test_a_million_points_are_looked_at_by_groups() -> None:
+def test_a_million_points_are_read_by_groups() -> None:
     """Of the whole only the groups' extremes are read: what is asked of the rest is a few groups' worth."""
     series = Series(replaces=True)
     for step in range(200_000):
@@ -79,7 +79,7 @@ def test_a_million_points_are_looked_at_by_groups() -> None:
     assert max(series.picture(-math.inf, math.inf, 600)["high"]) == 999.0
 
 
-def test_of_a_status_every_column_ends_with_the_last_point() -> None:
+def test_every_column_of_a_status_ends_with_the_last_point() -> None:
     curve = {
         "since": at(2), "atS": [0, 20, 40], "step": [0, 40, 80], "samplesPerS": [8000, 8100, 8050],
         "metrics": {"loss": [2.3, 0.9, None], "accuracy": [0.5]},
@@ -102,7 +102,7 @@ def test_the_table_is_csv() -> None:
     assert list(csv.reader(curves.table())) == [["metric", "step", "at", "value"], ['a "b", c', "1", "1.500", "0.25"]]
 
 
-def test_over_samples_each_step_stands_where_its_samples_are() -> None:
+def test_over_samples_each_step_is_at_its_samples() -> None:
     curves = Curves()
     curves.add([{"step": 0, "at": 0.0, "loss": 9.0}])  # of a version that did not say so
     curves.add([{"step": step, "at": float(step), "samples": 8 * step, "loss": 1 / step} for step in range(1, 101)])

@@ -19,7 +19,7 @@ from elasticctl.api.codec import Manifest
 from elasticctl.api.errors import ConflictError, ElasticctlError, NotFoundError, UnreachableError
 from elasticctl.api.spec import ANNOTATION_MOVED_TO, ANNOTATION_MOVING_FROM, ANNOTATION_MOVING_TO, ElasticJob
 from elasticctl.cli.framework.place import Where
-from elasticctl.cli.verbs.change_jobs import lifecycle, move
+from elasticctl.cli.verbs.change_jobs import lifecycle
 from elasticctl.cli.views.job import status_table
 from elasticctl.dashboard.access import ChangeRequest, apply_change
 from elasticctl.diagnosis import diagnose
@@ -42,7 +42,7 @@ NAME = "digits"
 
 
 class Killed(BaseException):
-    """The command is gone, at this very moment."""
+    """The command is killed, at this very moment."""
 
 
 @dataclass
@@ -60,7 +60,7 @@ class Bomb:
 
 @dataclass
 class OneCluster:
-    """Jobs in memory, whose workers stop and start at once."""
+    """Jobs in memory, whose workers stop and start immediately."""
 
     bomb: Bomb
     jobs: dict[str, Manifest] = field(default_factory=dict)
@@ -144,13 +144,13 @@ class World:
         return ElasticJob.from_manifest(self.clusters[place].get_job("default", NAME))
 
     def move(self, to: str, storage: str = "") -> None:
-        move.move(job=NAME, to=to, storage=storage and self.url(storage), where=Where("east"))
+        lifecycle.move(job=NAME, to=to, storage=storage and self.url(storage), where=Where("east"))
 
     def resume(self, place: str, *, here: bool = False) -> None:
         lifecycle.resume(jobs=(NAME,), here=here, where=Where(place))
 
     def start(self, place: str) -> None:
-        """As who changes the object itself."""
+        """As a user who changes the object directly."""
         self.clusters[place].patch_job("default", NAME, {"spec": {"suspend": False}})
 
     def delete(self, place: str) -> None:
@@ -185,7 +185,6 @@ def a_world() -> Iterator[World]:
         world = World(Path(root))
         patched.setattr(os, "fsync", lambda descriptor: None)  # it takes most of the time
         patched.setenv("ELASTICCTL_CONFIG", str(Path(root) / "contexts.yaml"))
-        patched.setattr(move, "reach", world.reach)
         patched.setattr(lifecycle, "reach", world.reach)
         for name in ("put", "delete"):
             patched.setattr(LocalStorage, name, counted(world.bomb, getattr(LocalStorage, name)))
@@ -256,7 +255,7 @@ def test_wherever_it_is_killed_the_same_command_brings_it_to_its_end(to: str) ->
     assert killed_at > 10
 
 
-def test_an_open_move_is_seen_and_named_with_the_command_that_ends_it() -> None:
+def test_an_unfinished_move_is_shown_with_the_command_that_ends_it() -> None:
     with a_world() as world:
         LocalStorage(world.root / "here").put(run_records.INTERRUPTIONS, [b"seen"])
         world.bomb.at, world.bomb.seen = 4, 0
@@ -266,11 +265,11 @@ def test_an_open_move_is_seen_and_named_with_the_command_that_ends_it() -> None:
         assert world.job("east").moving_to == f"west {world.url('there')}"
         with pytest.raises(ConflictError, match=r"to context west is not finished. FIX: finish it with `elast"):
             world.resume("east")
-        told = status_table(world.clusters["east"].get_job("default", NAME), [], 0.0)
-        assert "Its move to context west is not finished" in str(told.rows)
+        shown = status_table(world.clusters["east"].get_job("default", NAME), [], 0.0)
+        assert "Its move to context west is not finished" in str(shown.rows)
         finding = diagnose(Case(world.job("east")))[0]
         assert (finding.rule, finding.decisive) == ("moving", True)
-        assert [mend.command for mend in finding.mends] == [
+        assert [step.command for step in finding.mends] == [
             f"elasticctl move {NAME} --to west",
             f"elasticctl resume {NAME} --here",
         ]
@@ -295,7 +294,7 @@ def test_with_a_job_that_is_deleted_meanwhile_its_move_ends(monkeypatch: pytest.
         assert [path for path in (world.root / "there").rglob("*") if path.is_file()] == []
 
 
-def test_the_dashboard_does_not_resume_a_job_whose_move_is_open() -> None:
+def test_the_dashboard_does_not_resume_a_job_whose_move_is_unfinished() -> None:
     with a_world() as world:
         cluster: Any = world.clusters["east"]
         mark = {"annotations": {ANNOTATION_MOVING_TO: f"west {world.url('there')}"}}
@@ -312,7 +311,7 @@ def test_a_job_that_has_arrived_and_was_not_started_says_so() -> None:
         cluster = world.clusters["west"]
         mark = {ANNOTATION_MOVING_FROM: "east west"}
         cluster.patch_job("default", NAME, {"metadata": {"annotations": mark}, "spec": {"suspend": True}})
-        for verb in (lambda: world.resume("west"), lambda: move.move(job=NAME, to="north", where=Where("west"))):
+        for verb in (lambda: world.resume("west"), lambda: lifecycle.move(job=NAME, to="north", where=Where("west"))):
             with pytest.raises((ConflictError, KeyError)):
                 verb()
         finding = diagnose(Case(world.job("west")))[0]
@@ -333,7 +332,7 @@ def test_a_move_whose_storage_is_closed_cannot_be_called_off() -> None:
         assert world.job("east").suspend
 
 
-def test_the_loser_of_two_moves_says_where_the_job_is_and_takes_its_copy_along(
+def test_the_loser_of_two_moves_says_where_the_job_is_and_deletes_its_copy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with a_world() as world:
@@ -362,7 +361,7 @@ def test_a_target_that_cannot_be_written_to_is_refused_before_anything_stops(tmp
         assert moved_to(LocalStorage(world.root / "here")) is None
 
 
-def test_what_cannot_be_moved_stays_as_it_is() -> None:
+def test_a_job_that_cannot_be_moved_is_unchanged() -> None:
     with a_world() as world:
         east, west = world.clusters["east"], world.clusters["west"]
 
@@ -394,7 +393,7 @@ def test_what_cannot_be_moved_stays_as_it_is() -> None:
         is_refused("names no storage")
 
 
-def test_after_a_failure_it_is_said_where_the_job_can_go_on(
+def test_an_error_says_where_the_job_can_continue(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with a_world() as world:
@@ -427,7 +426,7 @@ def test_after_a_failure_it_is_said_where_the_job_can_go_on(
         assert world.train() == ["west"]
 
 
-def test_a_damaged_checkpoint_is_passed_over_and_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_checkpoint_is_skipped_and_reported(capsys: pytest.CaptureFixture[str]) -> None:
     with a_world() as world:
         world.train()
         here, there = (LocalStorage(world.root / name) for name in ("here", "there"))
@@ -439,7 +438,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_said(capsys: pytest.CaptureFixt
         assert [commit.step for commit in read_commits(there)] == [1]
 
 
-def test_what_a_job_has_noted_goes_along_and_the_checkpoint_that_it_has_gone_back_to() -> None:
+def test_the_records_of_a_run_move_along_and_the_checkpoint_that_it_has_gone_back_to() -> None:
     with a_world() as world:
         here, there = (LocalStorage(world.root / name) for name in ("here", "there"))
         writer = take_over(here)

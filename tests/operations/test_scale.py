@@ -1,4 +1,4 @@
-"""What a wish to scale becomes: a patch within the job's bounds, or one line."""
+"""What a request to scale becomes: a patch within the job's bounds, or one line."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_the_number_of_workers(wish: ScaleRequest, count: int) -> None:
     assert patch["metadata"] == {"annotations": {ANNOTATION_SCALED_BY: "user"}}
 
 
-def test_workers_are_removed_by_uid_and_old_wishes_end_with_their_workers() -> None:
+def test_workers_are_removed_by_uid_and_old_requests_end_with_their_workers() -> None:
     job = copy.deepcopy(JOB)
     job["spec"]["removeWorkers"] = [
         {"name": "digits-worker-0", "uid": "gone"},
@@ -89,7 +89,7 @@ def test_without_a_maximum_there_is_room() -> None:
         (ScaleRequest(remove_worker=("x",)), UsageError, '"x" is not the name of a worker. FIX: give digits-worker-0'),
     ],
 )
-def test_wishes_out_of_bounds(wish: ScaleRequest, kind: type[ElasticctlError], message: str) -> None:
+def test_requests_out_of_bounds(wish: ScaleRequest, kind: type[ElasticctlError], message: str) -> None:
     with pytest.raises(kind) as caught:
         scale_patch(JOB, PODS, wish)
     assert str(caught.value).startswith(message)
@@ -107,7 +107,7 @@ def test_a_cpu_job_has_no_gpus_to_count() -> None:
         scale_patch(job, PODS, ScaleRequest(gpus=4))
 
 
-def test_automatic_is_a_wish_of_its_own_and_a_number_ends_it() -> None:
+def test_automatic_is_a_request_of_its_own_and_a_number_ends_it() -> None:
     assert scale_patch(JOB, PODS, ScaleRequest(auto=True))["spec"] == {"sharing": {"automatic": True}}
     automatic = copy.deepcopy(JOB)
     automatic["spec"]["sharing"] = {"automatic": True}
@@ -139,7 +139,7 @@ def digits(target: Target) -> ElasticJob:
     return ElasticJob.from_manifest(target.cluster.get_job("default", "digits"))
 
 
-def test_a_scaling_that_does_not_get_its_workers_is_taken_back(target: Target, run: Run) -> None:
+def test_a_scaling_that_does_not_get_its_workers_is_rolled_back(target: Target, run: Run) -> None:
     done = run("scale", "digits", "--to", "2", "--timeout", "1s", "--rollback")
     assert done.code == 124
     assert done.err.splitlines() == [
@@ -164,7 +164,7 @@ def test_a_dry_run_says_what_would_change_and_changes_nothing(target: Target, ru
     assert target.cluster.get_job("default", "digits")["spec"] == before
 
 
-def test_what_somebody_else_asked_for_since_is_not_taken_back(target: Target, run: Run) -> None:
+def test_a_later_request_of_another_user_is_not_rolled_back(target: Target, run: Run) -> None:
     found = target.find("digits")
     change = scale(target, found, ScaleRequest(to=2))
     scale(target, found, ScaleRequest(to=3))
@@ -173,7 +173,7 @@ def test_what_somebody_else_asked_for_since_is_not_taken_back(target: Target, ru
 
 
 class Written:
-    """A cluster on which a controller has written the job's status between each look and the first few patches."""
+    """A cluster on which a controller has written the job's status between each read and the first few patches."""
 
     def __init__(self, writes: int) -> None:
         self.job, self.writes = copy.deepcopy(JOB), writes
@@ -191,7 +191,7 @@ class Written:
         return self.get_job(namespace, name)
 
 
-def test_a_status_that_is_written_meanwhile_stands_in_the_way_of_nothing() -> None:
+def test_a_status_written_meanwhile_does_not_block_a_scaling() -> None:
     cluster: Any = Written(writes=2)
     target = Target(Context("lab", "kubernetes"), "default", cluster)
     change = scale(target, JOB, ScaleRequest(to=6))
@@ -204,7 +204,7 @@ def test_a_status_that_is_written_meanwhile_stands_in_the_way_of_nothing() -> No
         scale(target, JOB, ScaleRequest(to=6))
 
 
-def test_a_size_is_not_taken_back_from_another_job_of_the_same_name() -> None:
+def test_another_job_of_the_same_name_is_not_rolled_back() -> None:
     cluster: Any = Written(writes=0)
     target = Target(Context("lab", "kubernetes"), "default", cluster)
     change = scale(target, JOB, ScaleRequest(to=6))
@@ -215,7 +215,7 @@ def test_a_size_is_not_taken_back_from_another_job_of_the_same_name() -> None:
     assert workers(cluster.job) == 6
 
 
-def test_nobody_waits_for_the_workers_of_a_suspended_job() -> None:
+def test_scale_does_not_wait_for_the_workers_of_a_suspended_job() -> None:
     cluster: Any = Written(writes=0)
     cluster.job["spec"]["suspend"] = True
     target = Target(Context("lab", "kubernetes"), "default", cluster)
@@ -245,6 +245,6 @@ def test_workers_that_wait_for_a_place_are_not_training(target: Target) -> None:
         (("--to", "2", "--timeout", "5m"), "error: --timeout has no effect without waiting"),
     ],
 )
-def test_wishes_that_make_no_sense(run: Run, private_home: Any, words: tuple[str, ...], message: str) -> None:
+def test_requests_that_make_no_sense(run: Run, private_home: Any, words: tuple[str, ...], message: str) -> None:
     done = run("scale", "digits", *words)
     assert (done.code, done.err.startswith(message)) == (2, True), done.err

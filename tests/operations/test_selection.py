@@ -89,11 +89,11 @@ def names(chosen: JobFilter) -> list[str]:
         (JobFilter(sort="cost"), ["lr-10", "lr-9", "other"]),
     ],
 )
-def test_what_a_list_shows(chosen: JobFilter, found: list[str]) -> None:
+def test_jobs_that_a_filter_finds(chosen: JobFilter, found: list[str]) -> None:
     assert names(chosen) == found
 
 
-def test_me_is_who_types(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_me_is_the_current_user(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ELASTICCTL_USER", "ada")
     assert names(JobFilter(user="me")) == ["lr-9"]
 
@@ -116,7 +116,7 @@ def test_jobs_without_labels_fit_what_is_not_wanted() -> None:
 def test_the_list_is_filtered_for_people_and_programs(target: Target, capsys: pytest.CaptureFixture[str]) -> None:
     list_verb.list_jobs(chosen=JobFilter(label=(selector("sweep=lr"),)), output="name", where=Where())
     list_verb.list_jobs(chosen=JobFilter(label=(selector("team"),)), where=Where())
-    list_verb.list_jobs(chosen=JobFilter(label=(selector("nobody"),)), where=Where())
+    list_verb.list_jobs(chosen=JobFilter(label=(selector("unused"),)), where=Where())
     said = capsys.readouterr()
     assert said.out.splitlines()[:2] == ["lr-10", "lr-9"]
     assert [line.split("\t")[0] for line in said.out.splitlines()[2:]] == ["NAME", "lr-10"]
@@ -135,7 +135,7 @@ def test_names_or_labels() -> None:
         with pytest.raises(UsageError):
             chosen_names(target, *wrong)
     with pytest.raises(NotFoundError, match="no job with these labels"):
-        chosen_names(target, (), (selector("nobody"),))
+        chosen_names(target, (), (selector("unused"),))
     with pytest.raises(NotFoundError, match="but lr-10 is Succeeded"):
         chosen_names(target, (), (selector("team"),), UNENDED)
 
@@ -143,7 +143,7 @@ def test_names_or_labels() -> None:
 @pytest.mark.parametrize(
     ("codes", "code"), [((0, 0), 0), ((0, 4), 4), ((4, 124), 124), ((124, 1), 1), ((None, 0), 3), ((None, 1), 1)]
 )
-def test_the_exit_code_of_several_says_most(
+def test_the_exit_code_of_several_is_the_worst(
     codes: tuple[int | None, ...], code: int, target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def await_end(target: Target, followed: Any, **how: Any) -> int:
@@ -168,7 +168,7 @@ def test_lines_of_several_jobs() -> None:
         assert [line.text for line in together if line.worker == f"{name}-worker-0"] == [*map(str, range(500))]
 
 
-def test_what_one_of_them_raises_is_raised() -> None:
+def test_an_exception_from_one_of_them_is_raised() -> None:
     def failing() -> Iterator[LogLine]:
         yield LogLine("a-worker-0", 0.0, "a")
         raise NotFoundError("gone")

@@ -54,7 +54,7 @@ def test_points_are_all_combinations() -> None:
             sweep.points(wrong)
 
 
-def test_values_stand_where_they_are_named_and_else_at_the_end() -> None:
+def test_values_replace_their_names_or_are_appended() -> None:
     point = {"lr": "0.1", "seed": "-1"}
     assert sweep.arguments(["t.py", "opt.lr={lr}", "{other}"], point) == ["t.py", "opt.lr=0.1", "{other}", "--seed=-1"]
     assert sweep.arguments(["t.py"], {"lr": "0.1"}) == ["t.py", "--lr", "0.1"]
@@ -137,7 +137,7 @@ def test_the_table_has_the_best_first_and_those_without_last() -> None:
 
 
 class Cluster:
-    """Jobs end at the second look after they were started."""
+    """Jobs end at the second query after they were started."""
 
     def __init__(self, jobs: list[dict[str, Any]]) -> None:
         self.jobs, self.most = jobs, 0
@@ -158,7 +158,9 @@ class Cluster:
         found["status"]["phase"] = "Running"
 
 
-def test_no_more_run_at_once_than_was_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_more_run_at_a_time_than_parallel(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(sweep, "POLL_EVERY_S", 0.0)
     cluster = Cluster([made(n, "Suspended" if n > 2 else "Running", waits=n > 2) for n in range(1, 8)])
     target = Target(Context("lab", "kubernetes"), "default", cluster, Terminal())  # type: ignore[arg-type]
@@ -169,7 +171,7 @@ def test_no_more_run_at_once_than_was_said(monkeypatch: pytest.MonkeyPatch, caps
 
 
 @pytest.mark.usefixtures("local_cluster")
-def test_what_cannot_be_meant_is_one_line(run: Run, tmp_path: Path) -> None:
+def test_an_invalid_combination_is_a_one_line_error(run: Run, tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     for words, message in (
         ("train.py", "--grid is needed"),

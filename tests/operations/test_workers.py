@@ -1,4 +1,4 @@
-"""`preempt`: whom it strikes, and what a real job makes of it."""
+"""`preempt`: which worker it removes, and how a real job continues."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_the_worker_that_is_meant(worker: str, rank: int | None, chosen: int) ->
         ({}, [0], "cat", None, UsageError, "is not the name of a worker"),
     ],
 )
-def test_what_cannot_be_is_one_line(
+def test_an_error_is_one_line(
     changes: dict[str, Any], running: list[int], worker: str, rank: int | None, kind: type[Exception], message: str
 ) -> None:
     job = copy.deepcopy(JOB)
@@ -65,7 +65,7 @@ def test_what_cannot_be_is_one_line(
     assert message in str(caught.value)
 
 
-def test_workers_that_are_on_their_way_are_not_struck() -> None:
+def test_workers_that_are_starting_are_not_preempted() -> None:
     leaving = pods(5)
     leaving[0]["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     everyone = [*pods(0), *pods(4, phase="Pending"), *leaving]
@@ -73,13 +73,13 @@ def test_workers_that_are_on_their_way_are_not_struck() -> None:
 
 
 @pytest.mark.parametrize("command", [None, 7, [], ["--nproc-per-node"], ["--nproc-per-node", "x"], ["sh", 3]])
-def test_a_job_that_does_not_say_has_one_rank_a_worker(command: object) -> None:
+def test_by_default_a_worker_has_one_rank(command: object) -> None:
     job = copy.deepcopy(JOB)
     job["spec"]["replicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]["command"] = command
     assert choose_to_preempt(ElasticJob.from_manifest(job), pods(0, 2), WhichWorker(rank=1)) == "digits-worker-0"
 
 
-def test_wrong_use_is_told(run: Run, private_home: Path) -> None:
+def test_wrong_use_is_an_error(run: Run, private_home: Path) -> None:
     assert "cannot be used together" in run("preempt", "job", "--worker", "1", "--rank", "0").err
     assert "is not a duration" in run("preempt", "job", "--notice", "soon").err
     assert run("preempt", "job", "--rank", "-1").code == 2

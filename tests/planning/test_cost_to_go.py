@@ -1,4 +1,4 @@
-"""The table of expected costs where it can be reckoned by hand, and what the policy makes of it."""
+"""The table of expected costs where it can be calculated by hand, and what the policy makes of it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_chances_add_up() -> None:
             assert min(row) >= -1e-12
 
 
-def test_what_was_seen_moves_the_guess_and_what_is_long_ago_less() -> None:
+def test_recent_observations_move_the_guess_more_than_old_ones() -> None:
     seen = AvailabilityRecord(up=True)
     assert (seen.leaves, seen.returns) == (1.0, 1.0)
     for _ in range(30):
@@ -62,7 +62,7 @@ def test_what_was_seen_moves_the_guess_and_what_is_long_ago_less() -> None:
     assert settled.age_h == pytest.approx(1000.0)
 
 
-def test_it_takes_much_when_it_is_cheap_and_waits_when_it_is_dear() -> None:
+def test_the_plan_takes_many_workers_when_cheap_and_waits_when_expensive() -> None:
     there = decide(situation(time_left_s=24 * 3600.0, there=8))
     assert (there.choice.pool, there.choice.on_demand) == ("zone-a", 0)
     assert there.choice.spot >= 4
@@ -70,7 +70,7 @@ def test_it_takes_much_when_it_is_cheap_and_waits_when_it_is_dear() -> None:
     assert (away.choice, away.reason) == (Choice(), SizeReason.CHEAPEST)
 
 
-def test_it_goes_to_the_cheaper_pool_and_stays_where_it_is_among_equals() -> None:
+def test_the_plan_prefers_the_cheaper_pool_and_stays_among_equals() -> None:
     base = situation(time_left_s=24 * 3600.0, there=8, held=(HeldWorkers("zone-a", 8),))
     other = SpotPool("zone-b", 0.3, 8)
     assert decide(replace(base, pools=(other, *base.pools))).choice.pool == "zone-a"
@@ -101,13 +101,13 @@ def test_a_short_job_has_spot_machines_too() -> None:
 
 
 @pytest.mark.parametrize("ready_in_s", [150.0, 60.0, 5.0])
-def test_machines_on_their_way_are_worth_more_than_ones_to_ask_for(ready_in_s: float) -> None:
+def test_starting_machines_are_worth_more_than_new_requests(ready_in_s: float) -> None:
     base = situation(time_left_s=60 * 60.0, there=8, held=(HeldWorkers("zone-a", 8, ready_in_s),))
     work = 15 * 60 * base.speeds.per_s[-1]
     assert decide(replace(base, work_left=work, saved_left=work, look_s=10.0)).choice == Choice("zone-a", 8)
 
 
-def test_once_it_is_late_or_only_just_in_time_on_demand_machines_on_their_way_are_not_given_back() -> None:
+def test_once_it_is_late_starting_on_demand_machines_are_not_released() -> None:
     coming = (HeldWorkers(ON_DEMAND, 8, 100.0),)
     late = decide(situation(time_left_s=3600.0, there=8, held=coming))
     assert (late.reason, late.choice.on_demand) == (SizeReason.LATE, 8)

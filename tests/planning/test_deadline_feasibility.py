@@ -1,4 +1,4 @@
-"""What is refused before anything has run: only what cannot be, however quickly machines come."""
+"""What is refused before anything has run: only the impossible, however quickly machines come."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_a_guess_of_a_start_refuses_nothing(time_s: float, *, possible: bool, pr
     assert (found.possible, found.promised) == (possible, promised)
 
 
-def test_what_is_promised_has_room_for_a_start_and_for_a_loss() -> None:
+def test_a_promise_leaves_time_for_a_start_and_a_loss() -> None:
     costs = Costs()
     takes_s = 120 + 2 * (costs.start_s + costs.reform_s) + costs.save_every_s + costs.loss_s
     assert not judge(WORK, SPEEDS, costs, (1.0, 0.3), (takes_s - 1, None)).promised

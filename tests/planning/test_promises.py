@@ -104,7 +104,7 @@ def test_an_on_demand_machine_that_is_lost_when_only_those_are_left_does_not_mak
         assert found.finished_s <= 3 * 3600, loss_s
 
 
-def test_what_cannot_be_promised_is_not() -> None:
+def test_an_unreachable_goal_is_not_promised() -> None:
     nothing = recording_of([[(0, TICKS)]])
     work = 4 * 3600 * SPEEDS.per_s[-1]
     too_soon, policy = replayed(ReplayedJob(work, SPEEDS, STEADY, 1.0, 4 * 3600), nothing)
@@ -128,7 +128,7 @@ def test_money_that_lasts_for_spot_only_is_spent_on_spot_up_to_the_last_cent() -
     assert 2.8 < spent.usd <= 3.0
 
 
-def test_a_deadline_that_is_moved_in_mid_run_replans_at_once() -> None:
+def test_a_deadline_that_is_moved_in_mid_run_replans_immediately() -> None:
     relaxed = situation(time_left_s=40 * 3600.0, there=0)
     assert decide(relaxed).choice == Choice()
     tight = decide(replace(relaxed, time_left_s=10.3 * 3600))

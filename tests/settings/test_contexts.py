@@ -27,7 +27,7 @@ def test_a_fresh_install_has_the_local_context(tmp_path: Path) -> None:
     assert load_config(tmp_path / "empty.yaml") == Config()
 
 
-def test_what_is_saved_is_loaded_and_private(tmp_path: Path) -> None:
+def test_saved_contexts_are_loaded_and_private(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "config.yaml"
     config = Config().having(AWS).using("prod")
     save_config(config, path)

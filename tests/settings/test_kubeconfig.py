@@ -42,7 +42,7 @@ def write(path: Path, *entries: tuple[str, dict[str, Any], dict[str, Any]]) -> P
         ("a", {"server": "https://[half-an-address"}, {}, "kubernetes", "a"),
     ],
 )
-def test_a_context_tells_whose_cluster_it_is(
+def test_a_context_reveals_its_provider(
     tmp_path: Path, name: str, cluster: dict[str, Any], user: dict[str, Any], provider: str, short: str
 ) -> None:
     found = read_contexts([write(tmp_path / "config", (name, cluster, user))])[name]
@@ -56,7 +56,7 @@ def test_a_name_that_is_taken_is_made_longer() -> None:
     assert KubeContext("local").as_context(()).name == "local-kubernetes"
 
 
-def test_of_several_files_the_first_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_of_several_files_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = write(tmp_path / "1", ("a", {}, {"exec": {"command": "aws"}}))
     second = write(tmp_path / "2", ("a", {}, {}), ("b", {}, {}))
     monkeypatch.setenv("KUBECONFIG", os.pathsep.join(map(str, (first, tmp_path / "absent", second))))
@@ -64,7 +64,7 @@ def test_of_several_files_the_first_counts(tmp_path: Path, monkeypatch: pytest.M
     assert {name: context.provider for name, context in found.items()} == {"a": "aws", "b": "kubernetes"}
 
 
-def test_a_home_that_nobody_has_is_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_home_of_an_unknown_user_is_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBECONFIG", "~nobody-of-that-name/config")
     assert read_contexts(kubeconfig_paths()) == {}
 

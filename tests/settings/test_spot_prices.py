@@ -1,4 +1,4 @@
-"""Live spot prices: from a real EC2 interface, kept for an hour, and never in anybody's way."""
+"""Live spot prices: from a real EC2 interface, kept for an hour, and never waited for long."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def never(*args: object) -> None:
     raise AssertionError
 
 
-def test_who_does_not_answer_holds_nobody_up(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_service_does_not_block(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = time.time()
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("AWS_ENDPOINT_URL_EC2", f"http://127.0.0.1:{silent.getsockname()[1]}")
@@ -93,7 +93,7 @@ def test_who_does_not_answer_holds_nobody_up(keys: Path, monkeypatch: pytest.Mon
     assert list(json.loads(keys.read_text()).values()) == [{"at": now}]
 
 
-def test_without_credentials_nobody_is_asked(private_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_credentials_no_query_is_made(private_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ask_within_limit", never)
     assert spot_prices(TYPES, 0.0) is None
     assert spot_prices((), 0.0) is None
@@ -140,7 +140,7 @@ def test_a_cache_that_cannot_be_written_is_no_loss(keys: Path, monkeypatch: pyte
     assert spot_prices(TYPES, 10.0) == found
 
 
-def test_of_each_zone_the_newest_counts_and_of_the_zones_the_cheapest() -> None:
+def test_the_cheapest_of_the_newest_prices_per_zone_counts() -> None:
     def row(instance: str, zone: str, hour: int, price: str) -> dict[str, Any]:
         at = datetime(2026, 1, 1, hour, tzinfo=UTC)
         return {"InstanceType": instance, "AvailabilityZone": zone, "Timestamp": at, "SpotPrice": price}

@@ -1,4 +1,4 @@
-"""What is expected of other sizes: against an independent simulation, the training library, and published figures."""
+"""Forecasts for other sizes: against an independent simulation, the training library, and published figures."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DAY_S = 86_400.0
 def played_s(nodes: int, found: Conditions, tau_s: float, work: float, seed: int) -> float:
     """How long `work` takes when it is played out, event by event: each node does a unit a second.
 
-    A loss takes what was done since the last save, and begins the recovery anew; a replacement stops training once more
+    A loss takes what was done since the last save, and restarts the recovery; a replacement stops training once more
     unless it comes while the group recovers anyway.
     """
     chance, coming = random.Random(seed), deque[float]()  # and when the replacements come
@@ -140,7 +140,7 @@ def test_any_measurements_give_a_curve(measured: dict[int, float], gpus: int) ->
 
 
 @pytest.mark.parametrize("points", [[], [Point(0, 1.0)], [Point(1, 0.0)], [Point(1, 1.0), Point(1, 2.0)]])
-def test_what_is_no_curve_is_refused(points: list[Point]) -> None:
+def test_an_invalid_curve_is_refused(points: list[Point]) -> None:
     with pytest.raises(ValueError, match="point"):
         ScalingCurve.through(points)
 
@@ -156,7 +156,7 @@ def test_a_missing_node_slows_the_group_down_and_is_not_paid_for() -> None:
 
 
 @pytest.mark.parametrize("between_s", [1.0, 10.0, 60.0])
-def test_longer_than_anybody_can_wait_is_never(between_s: float) -> None:
+def test_longer_than_a_thousand_years_is_never(between_s: float) -> None:
     found = forecast_for(64, 1e6, ScalingCurve.through([Point(1, 1.0)]), Conditions(1, between_s, 600.0), 1)
     assert (found.spot_s, found.spot_node_hours, found.saved) == (None, None, None)
 
@@ -203,7 +203,7 @@ def measured_job(**status: object) -> ElasticJob:
     return ElasticJob.from_manifest(job(**{**fields, **status}))
 
 
-def test_a_job_tells_its_rates_by_size_and_what_disturbed_it() -> None:
+def test_a_job_reveals_its_rates_by_size_and_its_disturbances() -> None:
     found = evidence_of(measured_job(), AT + 96)
     assert found.points == (Point(1, 1.0), Point(2, (100 + 30) / (50 + 10)))
     assert (found.interruptions, found.worker_s) == (2, 7200.0)

@@ -1,4 +1,4 @@
-"""Recorded availability: what is read, what is refused, and a replay that can be reckoned by hand."""
+"""Recorded availability: what is read, what is refused, and a replay that can be calculated by hand."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_trace_is_read() -> None:
         '{"metadata": {"gap_seconds": 300}, "data": {"0": 1}}',
     ],
 )  # fmt: skip
-def test_what_is_no_trace_is_refused(text: str) -> None:
+def test_an_invalid_trace_is_refused(text: str) -> None:
     with pytest.raises(SpecError, match="not a trace"):
         parse_trace(text, "x")
 
@@ -53,7 +53,7 @@ def test_on_demand_takes_its_start_and_its_work_and_is_paid_for_both() -> None:
     assert found.on_demand_h == pytest.approx(4 * 1100 / 3600)
 
 
-def test_who_loses_all_workers_does_what_was_not_saved_again() -> None:
+def test_after_losing_all_workers_unsaved_work_is_repeated() -> None:
     """Ready at 100 s, saved at 400 s, lost at 600 s; back at 900 s, ready at 1000 s, 700 s of work are left."""
     away = Recording.of([Trace("a", 300.0, (4, 4, 0, *(4,) * 20))], 4, 0.25)
     found = Replay(ReplayedJob(4 * 1000.0, SPEEDS, COSTS, 1.0), away, 0, spot_if_there).run()
@@ -62,7 +62,7 @@ def test_who_loses_all_workers_does_what_was_not_saved_again() -> None:
     assert found.losses == 1
 
 
-def test_who_keeps_some_goes_on_after_a_short_stop() -> None:
+def test_with_workers_left_training_continues_after_a_short_stop() -> None:
     """Two of four are lost at 600 s: 2000 units done, 20 s still, then two at a time."""
     half = Recording.of([Trace("a", 300.0, (4, 4, *(2,) * 20))], 4, 0.25)
     found = Replay(ReplayedJob(4 * 1000.0, SPEEDS, COSTS, 1.0), half, 0, spot_if_there).run()
@@ -104,7 +104,7 @@ def test_a_machine_that_hardly_ran_is_paid_for_its_least_time() -> None:
     assert (found.finished_s, found.usd) == (pytest.approx(1.0), pytest.approx(0.25 / 60))
 
 
-def test_what_was_seen_at_a_tick_does_not_know_what_comes() -> None:
+def test_observations_at_a_tick_do_not_know_the_future() -> None:
     one = Recording.of([Trace("a", 300.0, (4,) * 50 + (0,) * 50)], 4, 0.25)
     other = Recording.of([Trace("a", 300.0, (4,) * 100)], 4, 0.25)
     assert one.markets[:50] == other.markets[:50]

@@ -27,6 +27,6 @@ def local_worker(paths: LocalPaths, folder: Path, **environ: str) -> Iterator[Ma
             # The shim writes into space that it has reserved.
             report = json.dumps({"pid": process.pid, "startedAt": 0.0}) + "  "
             (paths.pod_dir(UID) / "started.json").write_text(report)
-            yield {"metadata": {"name": "room-worker-0", "namespace": "default", "uid": UID}}
+            yield {"metadata": {"name": "shell-worker-0", "namespace": "default", "uid": UID}}
         finally:
             process.kill()

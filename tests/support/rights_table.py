@@ -13,7 +13,7 @@ from pathlib import Path
 from elasticctl.api.codec import Manifest
 from elasticctl.kubeapi import installation
 from elasticctl.kubeapi.features import ALL, LABEL_FEATURE
-from elasticctl.kubeapi.single_namespace import OF_THE_CLUSTER
+from elasticctl.kubeapi.installation import OF_THE_CLUSTER
 from tests.support.controller.rights import bound_roles, leader_role
 
 PAGE = Path(__file__).parents[2] / "docs" / "security.md"

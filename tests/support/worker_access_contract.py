@@ -1,4 +1,4 @@
-"""What every `WorkerAccess` does. A module per implementation subclasses the contract and gives it a `room`."""
+"""What every `WorkerAccess` does. A module per implementation subclasses the contract and gives it a `running`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MARK = "MARK"
 
 
 @dataclass
-class Room:
+class RunningWorker:
     """A worker that runs, and the folder in which it does."""
 
     access: WorkerAccess
@@ -55,56 +55,56 @@ def content(file: IO[bytes]) -> bytes:
 
 
 class WorkerAccessContract:
-    """Inherit, and define a fixture `room`: a worker in whose environment MARK is `here it is`."""
+    """Inherit, and define a fixture `running`: a worker in whose environment MARK is `here it is`."""
 
-    def test_a_command_has_the_workers_environment_and_prints_to_both_streams(self, room: Room) -> None:
+    def test_a_command_has_the_workers_environment_and_prints_to_both_streams(self, running: RunningWorker) -> None:
         script = f'printf %s "${MARK}"; echo aside >&2; exit 3'
-        assert room.run("sh", "-c", script) == (3, b"here it is", b"aside\n")
-        assert room.run("true") == (0, b"", b"")
+        assert running.run("sh", "-c", script) == (3, b"here it is", b"aside\n")
+        assert running.run("true") == (0, b"", b"")
 
-    def test_words_arrive_as_they_were_typed(self, room: Room) -> None:
+    def test_words_arrive_as_they_were_typed(self, running: RunningWorker) -> None:
         words = ("a b", "", "'", '"', "$HOME", "*", "ä\n", "&x=1+1%41", "--")
-        code, out, _ = room.run("printf", "%s|", *words)
+        code, out, _ = running.run("printf", "%s|", *words)
         assert (code, out.decode()) == (0, "".join(f"{word}|" for word in words))
 
-    def test_what_is_given_to_read_arrives_whole_and_ends(self, room: Room) -> None:
+    def test_what_is_given_to_read_arrives_whole_and_ends(self, running: RunningWorker) -> None:
         data = random.Random(1).randbytes(300_000)
-        assert room.run("cat", given=data) == (0, data, b"")
-        assert room.run("cat") == (0, b"", b"")
+        assert running.run("cat", given=data) == (0, data, b"")
+        assert running.run("cat") == (0, b"", b"")
 
-    def test_input_that_nobody_reads_holds_nothing_up(self, room: Room) -> None:
+    def test_input_that_nobody_reads_holds_nothing_up(self, running: RunningWorker) -> None:
         reading, writing = os.pipe()
         try:
             with tempfile.TemporaryFile() as out:
-                assert room.access.run(room.worker, ["echo", "done"], Streams(reading, out.fileno(), 2)) == 0
+                assert running.access.run(running.worker, ["echo", "done"], Streams(reading, out.fileno(), 2)) == 0
                 assert content(out) == b"done\n"
         finally:
             os.close(reading)
             os.close(writing)
 
-    def test_a_command_that_a_signal_ends(self, room: Room) -> None:
-        assert room.run("sh", "-c", "kill -KILL $$")[0] == 128 + signal.SIGKILL
+    def test_a_command_that_a_signal_ends(self, running: RunningWorker) -> None:
+        assert running.run("sh", "-c", "kill -KILL $$")[0] == 128 + signal.SIGKILL
 
-    def test_a_program_that_is_not_there(self, room: Room) -> None:
-        code, out, err = room.run("no-such-program", "-x")
+    def test_a_program_that_is_not_there(self, running: RunningWorker) -> None:
+        code, out, err = running.run("no-such-program", "-x")
         assert (code, out) == (127, b"")
         assert b"no-such-program" in err
 
-    def test_a_worker_that_is_gone(self, room: Room) -> None:
-        gone = {**room.worker, "metadata": {**room.worker["metadata"], "uid": "another"}}
+    def test_a_worker_that_is_gone(self, running: RunningWorker) -> None:
+        gone = {**running.worker, "metadata": {**running.worker["metadata"], "uid": "another"}}
         with pytest.raises(NotFoundError, match=r"has ended. Next: elasticctl status \w+$"):
-            room.access.run(gone, ["true"], Streams())
+            running.access.run(gone, ["true"], Streams())
 
-    def test_a_port_of_the_worker(self, room: Room) -> None:
+    def test_a_port_of_the_worker(self, running: RunningWorker) -> None:
         data = random.Random(1).randbytes(200_000)
         with echo_server() as port:
-            assert asyncio.run(through(room, port, data)) == data
+            assert asyncio.run(through(running, port, data)) == data
 
-    def test_a_port_on_which_nothing_listens(self, room: Room) -> None:
+    def test_a_port_on_which_nothing_listens(self, running: RunningWorker) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         with pytest.raises(ConflictError, match=str(port)):
-            asyncio.run(through(room, port, b"x"))
+            asyncio.run(through(running, port, b"x"))
 
 
 @contextmanager
@@ -122,13 +122,13 @@ def echo_server() -> Iterator[int]:
         yield server.getsockname()[1]
 
 
-async def through(room: Room, port: int, data: bytes) -> bytes:
+async def through(running: RunningWorker, port: int, data: bytes) -> bytes:
     """What comes back of `data` from a port of the worker."""
     done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            await room.access.carry(room.worker, port, reader, writer)
+            await running.access.forward(running.worker, port, reader, writer)
             done.set_result(None)
         except Exception as e:  # noqa: BLE001 - the test's own to judge
             done.set_exception(e)

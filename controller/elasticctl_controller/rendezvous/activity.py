@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from elasticctl.api.codec import Timestamp
-from elasticctl.api.observed.ranks import describe_hang
 from elasticctl.api.status import Activity
 from elasticctl.api.text import plural
 from elasticctl_controller.core.group.group_states import FormingGroup, GroupState
 from elasticctl_controller.core.group.membership import Group
+from elasticctl_protocol.reports import describe_hang
 from elasticctl_protocol.requests import Doing
 
 

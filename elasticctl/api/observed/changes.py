@@ -1,6 +1,6 @@
 """The record of changes to an object: who changed what, when and with which client, kept in the object's annotations.
 
-Each record has an annotation of its own, so that two clients writing at once do not overwrite each other's. A record is
+Each record has an annotation of its own, so that concurrent clients do not overwrite each other's. A record is
 only as trustworthy as its client: anyone with write access to the object can forge one.
 """
 
@@ -17,13 +17,13 @@ from elasticctl.api.spec import ANNOTATION_RERUN_OF, ANNOTATION_SCALED_BY, GROUP
 from elasticctl.api.text import shorten
 
 PREFIX = f"change.{GROUP}/"
-"""Of the annotations' names; after it comes the time, so that they sort by it."""
+"""Of the annotations' names; the time follows, so that they sort by it."""
 KEPT = 20
 """Records that an object keeps."""
 _VALUE_CHARS = 200
 _FIELDS = 12
 _OWN = ("metadata.resourceVersion", f"metadata.annotations.{ANNOTATION_SCALED_BY}")
-"""Say how something is written, not what it is to be."""
+"""Fields about the write itself, not about the wanted state."""
 _VERBS: Mapping[str, Mapping[Any, str]] = {
     "spec.cancel": {True: "cancel"},
     "spec.suspend": {True: "suspend", False: "resume"},

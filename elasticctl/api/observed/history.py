@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from elasticctl.api.codec import Timestamp
-from elasticctl.api.status import Activity, Curve, GroupGeneration, Interruption, JobStatus, Phase, Scaling
+from elasticctl.api.status import Activity, Cause, Curve, GroupGeneration, Interruption, JobStatus, Phase, Scaling
 from elasticctl.api.text import span
 
 T = TypeVar("T")
@@ -47,6 +47,12 @@ def waited_s(changes: Iterable[Interruption | Scaling]) -> float | None:
         total_s += max(0.0, end - max(since, until))
         until = max(until, end)
     return total_s
+
+
+def unplanned_ends(status: JobStatus) -> dict[str, int]:
+    """The number of workers that ended unexpectedly, by cause."""
+    planned = (Cause.SCALED_IN, Cause.COMPLETED)
+    return {cause: count for cause, count in status.restarts.items() if count and cause not in planned}
 
 
 def redone_after(interruptions: Iterable[Interruption]) -> int | None:
@@ -97,7 +103,7 @@ def is_training(status: JobStatus) -> bool:
     if status.activity is not None:
         return status.activity.doing in ("training", "draining")
     there = {worker.name for worker in status.workers if worker.cause is None and not worker.removal}
-    return there.issuperset(group.workers)  # nobody says more: a job of an older controller
+    return there.issuperset(group.workers)  # a job of an older controller, which reports no activity
 
 
 def standstill_s(status: JobStatus, now: float) -> float | None:

@@ -124,8 +124,8 @@ def _generation(item: GroupGeneration) -> Iterator[TimelineEntry]:
     about = f"generation {item.generation}"
     yield from _entry_at(item.formed_at, "group formed", about, f"{plural(len(item.workers), 'worker')}: {item.reason}")
     source = SOURCES.get(item.resumed_from, "") + (f" ({item.resumed_because})" if item.resumed_because else "")
-    behind = "" if item.resumed_step is None else f"from step {item.resumed_step}{source}"
-    yield from _entry_at(item.first_step_at, "first step", about, behind)
+    details = "" if item.resumed_step is None else f"from step {item.resumed_step}{source}"
+    yield from _entry_at(item.first_step_at, "first step", about, details)
 
 
 def _interruption(item: Interruption, reports: bool) -> Iterator[TimelineEntry]:

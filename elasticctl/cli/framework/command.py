@@ -12,14 +12,14 @@ import dataclasses
 import functools
 import inspect
 import typing
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, TypeVar
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from elasticctl.api.text import quote
+from elasticctl.api.text import did_you_mean, quote
 
 COMPLETE_VAR = "_ELASTICCTL_COMPLETE"
 """The variable through which the shells' completion scripts ask."""
@@ -44,7 +44,7 @@ class Verb(TyperCommand):
     unlisted: ClassVar[Collection[str]] = ()
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Move options that come before the verb (`elasticctl --context prod list`) behind it."""
+        """Move options that come before the verb (`elasticctl --context prod list`) after it."""
         return super().parse_args(ctx, [*self._given_before(ctx), *args])
 
     def _given_before(self, ctx: Any) -> Iterator[str]:
@@ -100,8 +100,6 @@ class VerbGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         known = self.list_commands(ctx)
         if args[0] not in known and not ctx.resilient_parsing:
-            from elasticctl.cli.framework.did_you_mean import verb_meant  # few command lines are wrong
-
             ctx.fail(f"there is no verb {quote(args[0])}{verb_meant(args[0], known)}.")
         return super().resolve_command(ctx, args)
 
@@ -250,3 +248,69 @@ def _with_safe_parser(note: Any) -> Any:
     changed = copy.copy(note)
     changed.parser = parse_typed
     return changed
+
+
+# What others call it -> what it may be called here; the first that a group has is suggested, or all in a tuple.
+_OTHER_WORDS: Mapping[str, tuple[str, ...]] = {
+    "apply": ("submit", "set-context"),
+    "attach": ("logs",),
+    "diff": ("compare",),
+    "connect": ("shell",),
+    "cost": ("history",),
+    "create": ("submit", "set-context", "new", "set"),
+    "download": ("pull",),
+    "enter": ("shell",),
+    "evict": ("preempt",),
+    "forward": ("port-forward",),
+    "get": ("list", "get-contexts", "show"),
+    "info": ("describe", "status", "show"),
+    "interrupt": ("preempt",),
+    "jobs": ("list",),
+    "kill": ("cancel",),
+    "launch": ("submit",),
+    "log": ("logs",),
+    "ls": ("list", "get-contexts"),
+    "pause": ("suspend",),
+    "ps": ("list",),
+    "queue": ("list",),
+    "remove": ("delete", "rm", "delete-context"),
+    "restart": ("rerun",),
+    "retry": ("rerun",),
+    "rm": ("delete", "delete-context"),
+    "delete": ("rm", "delete-context"),
+    "run": ("submit",),
+    "sbatch": ("submit",),
+    "scancel": ("cancel",),
+    "show": ("describe", "view"),
+    "ssh": ("shell",),
+    "squeue": ("list",),
+    "start": ("submit", "status"),
+    "stop": ("suspend", "down"),
+    "tail": ("logs",),
+    "terminate": ("cancel",),
+    "nvidia-smi": ("top",),
+    "usage": ("top",),
+    "train": ("submit",),
+    "unpause": ("resume",),
+    "upload": ("submit",),
+    "use": ("use-context",),
+    "why": ("explain",),
+}
+_DESTRUCTIVE = ("cancel", "delete", "delete-context", "down", "move", "preempt", "prune", "rm")
+"""Verbs that are suggested for their own names with a slip of the finger in them, never for another word."""
+_A_SLIP = 0.85
+
+
+def verb_meant(name: str, known: Sequence[str]) -> str:
+    """` (did you mean "x"?)` with the verb that was probably meant by `name`, or nothing."""
+    import difflib  # slow to import, and few command lines are wrong
+
+    word = name.lower()[:100]
+    for other in _OTHER_WORDS.get(word, ()):
+        if other in known:
+            more = ', or "cancel" to end it for good' if (word, other) == ("stop", "suspend") else ""
+            return f' (did you mean "{other}"{more}?)'
+    slips = difflib.get_close_matches(word, _DESTRUCTIVE, n=1, cutoff=_A_SLIP)
+    if slips and slips[0] in known:
+        return f' (did you mean "{slips[0]}"?)'
+    return did_you_mean(name, [verb for verb in known if verb not in _DESTRUCTIVE])

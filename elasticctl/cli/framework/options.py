@@ -13,14 +13,9 @@ from elasticctl.operations.option_values import duration, whole
 from elasticctl.operations.selection import Selector, selector
 
 
-def described(about: str, metavar: str) -> Any:
+def described(about: str, metavar: str = "NAME") -> Any:
     """An option whose parser, if it has one, is in the annotation of its field; its help shows no default."""
     return typer.Option(metavar=metavar, help=about, show_default=False)
-
-
-def named(flag: str, about: str, metavar: str) -> Any:
-    """The same under another name than its field's."""
-    return typer.Option(flag, metavar=metavar, help=about, show_default=False)
 
 
 def flag(about: str, *names: str) -> Any:
@@ -41,11 +36,6 @@ def time(about: str) -> Any:
 def assignments(flag: str, form: str, about: str) -> Any:
     """An option that takes NAME=VALUE, any number of times."""
     return typer.Option(flag, parser=option_values.assignment(form), metavar=form, help=about)
-
-
-def text(about: str, letter: str = "NAME") -> Any:
-    """An option that takes any text and is empty by default, which its help does not show."""
-    return typer.Option(metavar=letter, help=about, show_default=False)
 
 
 def worker(about: str, flag: str = "--worker") -> Any:

@@ -109,13 +109,11 @@ def print_data(kind: str, data: Mapping[str, Any], form: str) -> None:
 
 def print_plain(data: Any, form: str) -> None:
     """Print data as json or yaml."""
-    if form == "json":
-        import json
+    import json
 
+    if form == "json":
         emit(json.dumps(data, indent=2, ensure_ascii=False))
     else:
-        import json
-
         from elasticctl.api.yamltext import dump_yaml
 
         emit(dump_yaml(json.loads(json.dumps(data))))  # which knows enums

@@ -95,7 +95,7 @@ def table(basis: Basis, found: Sequence[Prospect]) -> Table:
 def notes(basis: Basis, found: Sequence[Prospect], folder: Path) -> Iterator[str]:
     """The assumptions behind the table."""
     yield f"replayed on {folder} from {plural(found[0].starts, 'start')}, by the policy that plans for deadlines"
-    yield "promised: on-demand machines alone can meet it, whatever happens to spot machines"
+    yield "promised: on-demand machines alone can meet it, even if all spot machines are lost"
     if basis.price is None:
         yield "no price is known: cost is in hours of one node on demand"
     yield from basis.about

@@ -44,7 +44,10 @@ def describe_job(case: Case, findings: Sequence[Finding]) -> list[Section]:
         Section("Runs", facts=_filled(_runs(job, case.hardware))),
         Section("Policy", facts=_filled(_policy(job))),
         Section("Training", facts=_filled([*views.progress_facts(case.job, case.now), *_goodput_and_cost(case)])),
-        Section("Machines", facts=_filled(_machines(status))),
+        Section(
+            "Machines",
+            facts=_filled([("In use", usage_text(status.usage)), ("Step time", step_times_text(status))]),
+        ),
         _workers(case),
         _groups(status, job.name),
         Section("Interruptions", lines=_last(interruptions(status))),
@@ -78,16 +81,15 @@ def _identity(case: Case, findings: Sequence[Finding]) -> list[tuple[str, str]]:
     return [
         ("Name", job.name),
         ("Namespace", job.namespace),
-        ("Created", "" if job.created_at is None else f"{clock(job.created_at)} ({_ago(case, job.created_at)})"),
+        (
+            "Created",
+            "" if job.created_at is None else f"{clock(job.created_at)} ({span(case.since(job.created_at))} ago)",
+        ),
         ("Phase", f"{status.phase.value} {lasting}".strip()),
         ("Doing", activity_text(status, case.now)),
         ("Why", findings[0].text),
         ("Also", " ".join(finding.text for finding in findings[1:])),
     ]
-
-
-def _machines(status: JobStatus) -> list[tuple[str, str]]:
-    return [("In use", usage_text(status.usage)), ("Step time", step_times_text(status))]
 
 
 def _runs(job: ElasticJob, found: Hardware) -> list[tuple[str, str]]:
@@ -215,7 +217,3 @@ def _fact(label: str, value: str, width: int | None) -> list[str]:
 
 def _filled(facts: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
     return tuple((name, value) for name, value in facts if value)
-
-
-def _ago(case: Case, moment: float) -> str:
-    return f"{span(case.since(moment))} ago"

@@ -42,7 +42,7 @@ def await_end(target: Target, followed: Manifest, *, timeout_s: float | None = N
 def await_all(
     target: Target, followed: Sequence[Manifest], *, timeout_s: float | None = None, running: bool = False
 ) -> int:
-    """`await_end` for several jobs at once; returns the worst exit code.
+    """`await_end` for several jobs; returns the worst exit code.
 
     A job that is deleted meanwhile is reported, and the others are still waited for.
     """

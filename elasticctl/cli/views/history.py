@@ -14,30 +14,19 @@ from elasticctl.api.codec import from_json
 from elasticctl.api.objects import as_text
 from elasticctl.api.observed.changes import Change
 from elasticctl.api.observed.cost import Cost, cost
-from elasticctl.api.observed.history import Goodput, goodput, knows_groups, reports_steps, waited_s
+from elasticctl.api.observed.history import Goodput, goodput, knows_groups, reports_steps, unplanned_ends, waited_s
 from elasticctl.api.observed.plan_text import step_words
 from elasticctl.api.observed.timeline import TimelineEntry
 from elasticctl.api.spec import ElasticJob
-from elasticctl.api.status import Cause, Interruption, JobStatus, Scaling, ScalingPhase
+from elasticctl.api.status import Interruption, JobStatus, Scaling, ScalingPhase
 from elasticctl.api.text import dollars, plural, shorten, span
 from elasticctl.cli.framework.output import Table, joined
 from elasticctl.operations.prices import region_and_date
 
-_PLANNED = (Cause.SCALED_IN, Cause.COMPLETED)
-
 
 def causes(status: JobStatus) -> str:
     """`NodeLost 1  Preempted 2`: the workers that ended unexpectedly, by cause."""
-    return joined(f"{cause} {count}" for cause, count in _restarts(status))
-
-
-def restarts(status: JobStatus) -> int:
-    """The number of workers that ended unexpectedly."""
-    return sum(count for _, count in _restarts(status))
-
-
-def _restarts(status: JobStatus) -> list[tuple[str, int]]:
-    return sorted((cause, count) for cause, count in status.restarts.items() if count and cause not in _PLANNED)
+    return joined(f"{cause} {count}" for cause, count in sorted(unplanned_ends(status).items()))
 
 
 def history_table(job: ElasticJob, changes: Sequence[Change] = ()) -> Table:
@@ -181,7 +170,7 @@ def totals(job: ElasticJob, now: float) -> Totals:
     status = job.status
     part, spent = goodput(status, now), cost(job, now)
     return Totals(
-        interruptions=restarts(status),
+        interruptions=sum(unplanned_ends(status).values()),
         scalings=len(status.scalings),
         recovery_s=waited_s(status.interruptions) or 0.0,
         scaling_s=waited_s(status.scalings) or 0.0,

@@ -108,7 +108,12 @@ def progress_facts(job: ElasticJob, now: float, *, bar_encoding: str | None = No
     status = job.status
     return [
         ("Progress", _progress(status, now, bar_encoding)),
-        ("Metrics", joined((not_finite_text(status), *_metrics(status)))),
+        (
+            "Metrics",
+            joined(
+                (not_finite_text(status), *(f"{name} {value:g}" for name, value in status.progress.metrics.items()))
+            ),
+        ),
         ("Checkpoint", _checkpoint(status, now)),
         ("Restarts", causes(status)),
         ("Redone", "" if hardware(job).in_launcher_role else redone_text(status)),
@@ -150,10 +155,6 @@ def redone_text(status: JobStatus) -> str:
     return "" if redone is None else f"from 0: {span(redone)} so far, unless the script keeps checkpoints of its own"
 
 
-def _metrics(status: JobStatus) -> list[str]:
-    return [f"{name} {value:g}" for name, value in status.progress.metrics.items()]
-
-
 def _failure(status: JobStatus) -> list[str]:
     """The rank that failed last, and its last output, as one text."""
     head, *lines = failure_lines(status) or [""]
@@ -174,7 +175,7 @@ def _at_work(status: JobStatus, desired: int) -> str:
     """`3 of 4 training, 1 waiting`: the workers that train, or run if there are no steps yet, and the others by state.
 
     Workers without a node, or that cannot even be created, are waiting; those with a node that do not run yet are
-    starting. Those that have been asked to end, and still clean up, are stopping.
+    starting. Workers that have been asked to end, and still clean up, are stopping.
     """
     count = count_workers(status)
     number, word = (count.training, "training") if is_training(status) else (count.running, "running")

@@ -8,14 +8,21 @@ from dataclasses import dataclass
 from elasticctl.api.codec import Manifest
 from elasticctl.api.errors import ForbiddenError
 from elasticctl.api.observed.cost import cost
-from elasticctl.api.observed.history import activity_text, makes_steps, not_finite_text, rate_text, remaining_s
+from elasticctl.api.observed.history import (
+    activity_text,
+    makes_steps,
+    not_finite_text,
+    rate_text,
+    remaining_s,
+    unplanned_ends,
+)
 from elasticctl.api.observed.workers import count_workers
 from elasticctl.api.podtemplate import hardware
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import ConditionType, JobStatus, Phase
 from elasticctl.api.text import dollars, part_of, span
 from elasticctl.cli.framework.output import Table, joined
-from elasticctl.cli.views.history import causes, restarts
+from elasticctl.cli.views.history import causes
 from elasticctl.cli.views.job import ago, borrowed, capacity_text, reason, waiting_text
 from elasticctl.operations.selection import JobFilter
 from elasticctl.operations.target import Target, phase_of
@@ -84,7 +91,7 @@ def _row(manifest: Manifest, now: float, shape: ListColumns, reasons: Mapping[st
         rate_text(status, now),
         "" if left is None else span(left),
         "" if status.checkpoint.step is None else f"{status.checkpoint.step}{ago(status.checkpoint.at, now, status)}",
-        str(restarts(status)),
+        str(sum(unplanned_ends(status).values())),
         "" if spent is None else dollars(spent.spent),
         "" if job.created_at is None else span(now - job.created_at),
     )

@@ -77,7 +77,7 @@ def outlooks(basis: Basis, wanted: Sequence[int]) -> list[Forecast]:
     each = basis.conditions.gpus_per_node
     if wanted and (wrong := [gpus for gpus in wanted if gpus % each or gpus // each > MAX_WORKERS]):
         most = each * MAX_WORKERS
-        raise UsageError(f"--gpus {wrong[0]}: with {each} on each node it has to be a multiple of that, {most} at most")
+        raise UsageError(f"--gpus {wrong[0]}: with {each} on each node it must be a multiple of that, {most} at most")
     counts = wanted or _sizes(basis.curve, each)
     return [forecast_for(gpus, basis.work, basis.curve, basis.conditions, basis.reference_gpus) for gpus in counts]
 

@@ -170,7 +170,7 @@ def render_frame(frame: Screenful, screen: Console) -> RenderableType:
 
 
 def most_relevant(jobs: Sequence[Manifest], room: int) -> list[Manifest]:
-    """As many jobs as fit, in order: active ones first, then those that ended last."""
+    """As many jobs as fit, in order; active ones take precedence, then the ones that ended last."""
     if len(jobs) <= room:
         return list(jobs)
     newest_first = list(reversed(range(len(jobs))))

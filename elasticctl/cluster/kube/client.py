@@ -13,8 +13,6 @@ from typing import Any
 from elasticctl.api.codec import from_rfc3339, to_rfc3339
 from elasticctl.api.errors import ClusterError, ConflictError, ForbiddenError, NotFoundError
 from elasticctl.api.objects import as_text, at
-from elasticctl.api.observed.pod_events import seen_at
-from elasticctl.api.observed.workers import Pod
 from elasticctl.api.spec import (
     ANNOTATION_PREEMPTED,
     API_VERSION,
@@ -37,7 +35,7 @@ from elasticctl.cluster.base import (
     say_on_stderr,
 )
 from elasticctl.kubeapi.connection import MAX_STREAMS, MERGE_PATCH, Connection, connect, list_objects, resource_path
-from elasticctl.kubeapi.error_responses import NoSuchApiError
+from elasticctl.kubeapi.responses import NoSuchApiError
 from elasticctl.settings.contexts import Context
 
 LABEL_SECRET = f"{GROUP}/secret"
@@ -161,7 +159,9 @@ class KubeCluster:
         return {uid: sorted(pods, key=pod_order) for uid, pods in found.items()}
 
     def evict_pod(self, namespace: str, name: str, *, grace_s: float) -> None:
-        """Take a worker away, with `grace_s` seconds of notice, rounded up to whole ones; see `Cluster.evict_pod`."""
+        """Evict a worker, with `grace_s` seconds of notice, rounded up to whole ones; see `Cluster.evict_pod`."""
+        from elasticctl.api.observed.workers import Pod  # listing jobs must not pay for it
+
         path = resource_path("v1", namespace, "pods", name)
         pod = self._call("GET", path)
         found = Pod.from_manifest(pod)
@@ -189,7 +189,11 @@ class KubeCluster:
         from elasticctl.kubeapi.watch import ObjectStore, Reflector, Resource  # listing jobs must not pay for it
 
         path = resource_path("v1", namespace, "events")
-        reflector = Reflector(self._connection, Resource(path), ObjectStore(keep=_may_be_of_job))
+        reflector = Reflector(
+            self._connection,
+            Resource(path),
+            ObjectStore(keep=lambda event: event.get("involvedObject", {}).get("kind") in ("Pod", KIND)),
+        )
 
         def events(job: ElasticJob) -> list[Manifest]:
             if reflector.wait_synced(0.0 if reflector.refused else _SYNC_S) and not reflector.refused:
@@ -322,10 +326,6 @@ def _events_of(job: ElasticJob, events: Collection[Manifest]) -> list[Manifest]:
     return sorted((event for event in events if _is_about(event, job, workers)), key=_last_seen)
 
 
-def _may_be_of_job(event: Manifest) -> bool:
-    return event.get("involvedObject", {}).get("kind") in ("Pod", KIND)
-
-
 def _is_about(event: Manifest, job: ElasticJob, workers: set[str]) -> bool:
     """True for an event of this very job or a worker of it; earlier pods belonged to another job of the same name."""
     about = event.get("involvedObject", {})
@@ -335,6 +335,8 @@ def _is_about(event: Manifest, job: ElasticJob, workers: set[str]) -> bool:
 
 
 def _last_seen(event: Manifest) -> float:
+    from elasticctl.api.observed.pod_events import seen_at  # listing jobs must not pay for it
+
     return seen_at(event) or from_rfc3339(at(event, "metadata", "creationTimestamp")) or 0.0
 
 

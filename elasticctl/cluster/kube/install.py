@@ -25,8 +25,8 @@ from elasticctl.api.errors import (
 from elasticctl.api.spec import API_VERSION, PLURAL, ElasticJob
 from elasticctl.kubeapi import installation
 from elasticctl.kubeapi.connection import APPLY_PATCH, Connection, list_objects, resource_path
-from elasticctl.kubeapi.error_responses import NoSuchApiError
-from elasticctl.kubeapi.single_namespace import is_for_all
+from elasticctl.kubeapi.installation import is_for_all
+from elasticctl.kubeapi.responses import NoSuchApiError
 
 FIELD_MANAGER = "elasticctl"
 KEY_BYTES = 32
@@ -121,7 +121,7 @@ class Installer:
                 shown = missing
             if time.monotonic() > deadline:
                 trouble = missing
-                with suppress(ClusterError):  # who may see the Deployment need not be allowed to see its pods
+                with suppress(ClusterError):  # the right to read Deployments does not include pods
                     trouble = "; ".join(self._pod_troubles(namespace, name)) or missing
                 raise ClusterError(f"the {what} is not running after {timeout_s:.0f} s: {trouble}")
             time.sleep(POLL_S)
@@ -188,7 +188,7 @@ class Installer:
             time.sleep(POLL_S)
 
     def _serves(self, definition: Manifest) -> bool:
-        """True if the cluster serves this API, whoever has defined it. Every user may read that."""
+        """True if the cluster serves this API, no matter who has defined it. Every user may read that."""
         spec = definition["spec"]
         try:
             served = self._connection.request("GET", f"/apis/{spec['group']}/{spec['versions'][0]['name']}")
@@ -230,7 +230,7 @@ class Installer:
         yield from (item for item in manifests if item["kind"] == _CRD)
         yield installation.key_secret(namespace["metadata"]["name"], "")
         yield from (item for item in reversed(manifests) if item["kind"] not in (_CRD, "Namespace"))
-        yield installation.lease(namespace["metadata"]["name"])  # last, when nobody has the right to create it again
+        yield installation.lease(namespace["metadata"]["name"])  # last, when no one can create it again
         found = self._get(namespace)
         if found is not None and _is_ours(found):
             yield namespace

@@ -73,10 +73,10 @@ class KubeWorkerAccess:
         await asyncio.to_thread(self._check, worker)
         raise UnreachableError(f"the connection to {worker['metadata']['name']} is lost; the command may still run")
 
-    async def carry(
+    async def forward(
         self, worker: Manifest, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Connect to a port of the worker's pod; see `WorkerAccess.carry`."""
+        """Connect to a port of the worker's pod; see `WorkerAccess.forward`."""
         path, params = _path(worker, "portforward"), [("ports", str(port))]
         async with open_tunnel(self._connection, path, params, (PLAIN,)) as tunnel:
             sending = asyncio.create_task(_send_data(tunnel, reader))
@@ -174,7 +174,7 @@ async def _send_input(tunnel: Tunnel, stdin: int, wake: int, say: Callable[[str]
                 asyncio.run_coroutine_threadsafe(blocks.put(data or None), loop).result()
                 if not data:
                     return
-        except (OSError, RuntimeError, CancelledError):  # a terminal that is gone, or nobody who listens
+        except (OSError, RuntimeError, CancelledError):  # the terminal or the connection is gone
             return
         finally:
             os.close(wake)
@@ -196,7 +196,7 @@ async def _quietly(tunnel: Tunnel, channel: int, data: bytes) -> None:
 
 @contextmanager
 def _raw(terminal: int | None) -> Iterator[None]:
-    """Hand every key through, Ctrl-C among them; the terminal is as before afterwards."""
+    """Pass every key through, Ctrl-C included; the terminal is restored afterwards."""
     if terminal is None:
         yield
         return
@@ -229,5 +229,5 @@ async def _receive_data(tunnel: Tunnel, writer: asyncio.StreamWriter, worker: Ma
             try:
                 writer.write(data)
                 await writer.drain()
-            except OSError:  # whoever has connected here has gone
+            except OSError:  # the client has disconnected
                 return

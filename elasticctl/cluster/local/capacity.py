@@ -27,7 +27,7 @@ SETTLE_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class LocalSharing:
-    """`cpu_slots`: how many ranks without GPUs may run at once, over all jobs; None: one for each processor.
+    """`cpu_slots`: how many ranks without GPUs may run at the same time, over all jobs; None: one for each processor.
 
     They are offered when the machine has no GPUs, or when a number is given.
     """

@@ -143,7 +143,7 @@ class Tail:
                 elif later is None:
                     return
                 else:
-                    yield from self._go_on(later, is_whole=block is not None and later == self._place[0] + 1)
+                    yield from self._continue_in(later, is_whole=block is not None and later == self._place[0] + 1)
         except FileNotFoundError:
             if self.ended and self._stored is not None:
                 stored, self._stored = self._stored, None
@@ -162,8 +162,8 @@ class Tail:
         self._place = number, offset + len(block)
         return block
 
-    def _go_on(self, later: int, *, is_whole: bool) -> Iterator[LogLine]:
-        """Go on with a later file; `is_whole`: no lines between here and there have been deleted."""
+    def _continue_in(self, later: int, *, is_whole: bool) -> Iterator[LogLine]:
+        """Continue in a later file; `is_whole`: no lines between here and there have been deleted."""
         torn, self._torn, self._place = self._torn, b"", (later, 0)
         yield from self._parse([torn])
         if not is_whole:

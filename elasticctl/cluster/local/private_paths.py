@@ -43,7 +43,7 @@ def check_folder(folder: Path) -> None:
         raise _not_ours(folder, "folder", f"it belongs to {owner_name(found.st_uid)}")
     if found.st_mode & 0o077:
         folder.chmod(0o700)
-    if found.st_mode & 0o022:  # whoever could write here may have left something
+    if found.st_mode & 0o022:  # others could write here, and may have left something
         for entry in os.scandir(folder):
             owner = entry.stat(follow_symlinks=False).st_uid
             if owner != os.getuid():
@@ -53,7 +53,7 @@ def check_folder(folder: Path) -> None:
 def connect_private(path: Path, timeout_s: float) -> socket.socket:
     """Connect to a Unix socket of this user's on which a process of this user's answers.
 
-    Raises ClusterError where the folder, the socket or the process are somebody else's, and OSError where nobody
+    Raises ClusterError if the folder, the socket or the process belongs to another user, and OSError if nothing
     listens. Nothing has been sent by then.
     """
     check_folder(path.parent)

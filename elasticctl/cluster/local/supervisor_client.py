@@ -66,7 +66,7 @@ def supervisor_info(paths: LocalPaths) -> SupervisorInfo | None:
 
 
 def ensure_supervisor(paths: LocalPaths, say: Callable[[str], None]) -> SupervisorInfo:
-    """Make sure that a supervisor of this version runs; several clients at once start only one.
+    """Make sure that a supervisor of this version runs; concurrent clients start only one.
 
     An older one is replaced, which workers do not notice and `say` reports. Raises UnreachableError with the last lines
     of the log when it does not start, and ClusterError when a newer one runs.

@@ -59,10 +59,10 @@ class LocalWorkerAccess:
             code = child.wait()
         return 128 - code if code < 0 else code
 
-    async def carry(
+    async def forward(
         self, worker: Manifest, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Connect to a port of this machine, on which the worker listens; see `WorkerAccess.carry`."""
+        """Connect to a port of this machine, on which the worker listens; see `WorkerAccess.forward`."""
         self._process(worker)
         try:
             from_worker, to_worker = await asyncio.open_connection(HOST, port)

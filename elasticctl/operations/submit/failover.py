@@ -1,4 +1,4 @@
-"""Tries several contexts for one job, cheapest first, and the next if its workers do not start; never two at once.
+"""Tries several contexts for one job, cheapest first, and the next if its workers do not start; never two at a time.
 
 Before the next context is tried, the job is cancelled and its workers are gone. If that cannot be confirmed, no other
 context is tried: one job that waits is better than two that train.
@@ -25,7 +25,7 @@ from elasticctl.api.text import plural, span
 from elasticctl.cluster.base import Cluster, Manifest
 from elasticctl.operations.observer import Observer
 from elasticctl.operations.submit.create import CommandDraft, Draft, create
-from elasticctl.operations.target import Target
+from elasticctl.operations.target import ENDED, Target, live_pods
 from elasticctl.settings.contexts import Context
 
 CAPACITY_TIMEOUT_S = 600
@@ -189,7 +189,6 @@ _UNCONTROLLED_S = 15.0
 """A job without a controller has no phase; one without workers counts as such after this long."""
 _LATE_S = 2.0
 """A request to create a job is carried out within this time, answered or not."""
-_LIVE = ("Pending", "Running", "Unknown")
 
 
 class Attempt:
@@ -198,7 +197,7 @@ class Attempt:
     def __init__(self, target: Target) -> None:
         self._target = target
         self._mark = secrets.token_hex(8)
-        self._made: list[tuple[str, str]] = []
+        self._created: list[tuple[str, str]] = []
         self._sure = False
 
     def mark(self, manifest: Manifest) -> Manifest:
@@ -206,7 +205,7 @@ class Attempt:
         from elasticctl.api.spec import ANNOTATION_ATTEMPT
 
         metadata = manifest["metadata"]
-        self._made.append((metadata["namespace"], metadata["name"]))
+        self._created.append((metadata["namespace"], metadata["name"]))
         annotations = {**(metadata.get("annotations") or {}), ANNOTATION_ATTEMPT: self._mark}
         return {**manifest, "metadata": {**metadata, "annotations": annotations}}
 
@@ -236,9 +235,9 @@ class Attempt:
     def withdraw(self) -> None:
         """Cancel the job, wait until its workers are gone, and delete it. Raises ClusterError if that is uncertain.
 
-        Ctrl-C meanwhile deletes it at once.
+        Ctrl-C meanwhile deletes it immediately.
         """
-        for namespace, name in dict.fromkeys(self._made):
+        for namespace, name in dict.fromkeys(self._created):
             try:
                 try:
                     self._end(namespace, name)
@@ -278,18 +277,16 @@ class Attempt:
     def _end(self, namespace: str, name: str) -> None:
         """Cancel the job, and wait until no worker is left. Raises NotFoundError."""
         from elasticctl.api.objects import at
-        from elasticctl.api.status import Phase
 
         if not self._turned_up(namespace, name):
             return
         self._cluster.patch_job(namespace, name, {"spec": {"cancel": True, "cleanPodPolicy": "All"}})
-        ended = tuple(phase.value for phase in Phase if phase.terminal)
         began = time.monotonic()
         while True:
             phase = at(self._cluster.get_job(namespace, name), "status", "phase")
-            live = [pod for pod in self._cluster.list_pods(namespace, name) if at(pod, "status", "phase") in _LIVE]
+            live = live_pods(self._cluster, namespace, name)
             waited_s = time.monotonic() - began
-            if not live and (phase in ended or waited_s > _UNCONTROLLED_S):
+            if not live and (phase in ENDED or waited_s > _UNCONTROLLED_S):
                 return
             if waited_s > GONE_WITHIN_S:
                 raise ClusterError(f"its workers have not ended within {span(GONE_WITHIN_S)}")

@@ -126,7 +126,7 @@ def parse_memory(text: str) -> str:
 
 
 def parse_label(text: str) -> Assignment:
-    """KEY=VALUE, which has to be a valid label on Kubernetes."""
+    """KEY=VALUE, a valid label on Kubernetes."""
     key, mark, value = text.partition("=")
     if not mark or not _KEY.fullmatch(key) or not _VALUE.fullmatch(value):
         raise ValueError(f"{quote(text)} is not a label KEY=VALUE: letters, digits, '-', '_' and '.', 63 at most.")

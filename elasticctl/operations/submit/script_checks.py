@@ -165,7 +165,7 @@ def _files_of(name: str, roots: tuple[Path, ...]) -> list[Path]:
 def check_module(words: Sequence[str], folder: Path, *, on_this_python: bool) -> None:
     """Raise UsageError if these words run a module that `folder`, where they are run, shows to be missing.
 
-    A module of a package of the folder has to be there. Any other may be installed where the job runs; that is known
+    A module of a package of the folder must exist. Any other may be installed where the job runs; that is known
     only if the job runs `on_this_python`. A package without `__init__.py` may have further parts elsewhere.
     """
     name = _module_of(words)
@@ -192,7 +192,7 @@ def _module_of(words: Sequence[str]) -> str:
 
 
 def _has_module(folder: Path, parts: Sequence[str]) -> bool:
-    """Is there a module of that name in the folder, with whatever suffix, or a package?"""
+    """True if the folder has a module of that name, with any suffix, or a package."""
     *above, last = parts
     place = folder.joinpath(*above)
     return (place / last).is_dir() or any(place.glob(f"{last}.*"))

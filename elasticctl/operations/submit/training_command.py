@@ -20,7 +20,6 @@ from elasticctl.api.text import join_and, quote
 _PYTHON = re.compile(r"python([23](\.\d+)?)?$")
 _ASSIGNED = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
 _TORCH_MODULES = ("torch.distributed.run", "torch.distributed.launch")
-_SHELLS = ("sh", "bash", "dash", "ksh", "zsh")
 _OTHER_LAUNCHERS = ("deepspeed", "mpirun", "mpiexec", "srun", "horovodrun", "ray", "composer")
 _STARTS_RANKS = re.compile(
     r"(?:^|[\s;&|(])(?:\S*/)?(torchrun|accelerate\s+launch|deepspeed|mpirun|mpiexec|horovodrun"

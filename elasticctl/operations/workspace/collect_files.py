@@ -37,7 +37,7 @@ from elasticctl_store.workspace.packing import (
 
 _NAMED = 3
 _TRIES = 3
-"""How often a file is read that somebody writes at the same time."""
+"""How often a file is read that changes meanwhile."""
 _READ_BYTES = 1 << 20
 
 
@@ -118,7 +118,7 @@ def _walk(folder: Path, inside: str, above: IgnoreRules, found: _Walked) -> bool
     for entry in entries:
         path = f"{inside}{entry.name}"
         is_folder = entry.is_dir(follow_symlinks=False)
-        if rules.leave_out(folder / entry.name, is_folder) or (is_folder and is_environment(folder / entry.name)):
+        if rules.leaves_out(folder / entry.name, is_folder) or (is_folder and is_environment(folder / entry.name)):
             continue
         wrong = unfit(path)
         if wrong:
@@ -129,7 +129,7 @@ def _walk(folder: Path, inside: str, above: IgnoreRules, found: _Walked) -> bool
                 found.folders.append(path)
         else:
             _add_entry(entry, path, found)
-            if rules.name(folder / entry.name):
+            if rules.includes_by_name(folder / entry.name):
                 found.named.add(path)
         if len(found.files) + len(found.links) + len(found.folders) > MAX_ITEMS:
             raise UsageError(f"the workspace has more than {MAX_ITEMS:,} files. {_fix_leave_out()}")

@@ -54,7 +54,7 @@ _OF_AN_ENVIRONMENT = "pyvenv.cfg"
 _FOLDER = "ps_d"
 """By which pathspec marks where a rule has matched a folder."""
 _NAMES_ONE = re.compile(r"!(?:[^\\*?\[]|\\.)*[^/\\*?\[]\s*")
-"""A line that takes in what it names, and does so without wildcards."""
+"""A line that includes a path by its name, without wildcards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class _Layer:
     base: Path
     spec: GitIgnoreSpec
     named: GitIgnoreSpec = field(default_factory=lambda: GitIgnoreSpec([]))
-    """The rules that take something back in by its name, without their `!`."""
+    """The rules that include a path by its name, without their `!`."""
 
     def names(self, path: Path) -> bool:
         """True if a line includes exactly this file."""
@@ -101,13 +101,13 @@ class IgnoreRules:
         git, own = _read(folder, GIT_RULES), _read(folder, OWN_RULES)
         return replace(self, git=(*self.git, *git), own=(*self.own, *own)) if git or own else self
 
-    def leave_out(self, path: Path, is_folder: bool) -> bool:
+    def leaves_out(self, path: Path, is_folder: bool) -> bool:
         """True if it is left out."""
         said = [layer.says(path, is_folder) for layer in (*self.git, *self.own)]
         decided = [one for one in said if one is not None]
         return bool(decided and decided[-1])
 
-    def name(self, path: Path) -> bool:
+    def includes_by_name(self, path: Path) -> bool:
         """True if a line of .elasticctlignore without wildcards includes this file, whatever it contains."""
         return any(layer.names(path) for layer in self.own)
 

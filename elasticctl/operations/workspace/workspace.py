@@ -33,7 +33,7 @@ from elasticctl_store.workspace.packing import Item, Listing
 FOLDER = "workspaces"
 """What workspaces are kept under, next to the states of the jobs that share them."""
 QUICK = storages.Patience(tries=3, total_s=15.0, connect_s=5.0)
-"""For a look that the job can do without."""
+"""For checks that the job can do without."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ def send_named_workspace(manifest: Manifest, observer: Observer) -> None:
     except MissingError:
         pass
     except TrainError as e:
-        observer.report(f"cannot check that the workspace is there: {e}")
+        observer.report(f"cannot check that the workspace exists: {e}")
         return
     folder = Path(env.get(variables.WORKSPACE_FROM, ""))
     again = f"the workspace {digest[:12]} that the manifest names was never uploaded"

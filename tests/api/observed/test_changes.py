@@ -39,7 +39,7 @@ def test_a_copied_manifest_brings_no_history_along() -> None:
     assert [change.by for change in changes_of(with_change(forged, made(AT + 9), "bb"))] == ["maria"]
 
 
-def test_two_who_change_a_job_at_once_lose_neither_record() -> None:
+def test_two_concurrent_changes_lose_neither_record() -> None:
     found = with_change(job(), made(AT, "submit"), "aa")
     patches = [patch_with_change(found, {}, made(AT + 1, verb), verb[:2]) for verb in ("cancel", "suspend")]
     for patch in patches:

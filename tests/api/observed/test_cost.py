@@ -44,7 +44,7 @@ def test_the_list_says_where_and_when_it_is_from() -> None:
     assert price_list("spot") is None
 
 
-def test_gpus_that_are_attached_have_a_price_with_their_machine() -> None:
+def test_attached_gpus_have_a_price_with_their_machine() -> None:
     one = rate("gcp", ("n1-standard",), "t4", 2)
     assert one is not None
     assert one.low == pytest.approx(2 * (0.35 + 0.19))
@@ -60,7 +60,7 @@ def test_the_capacity_that_a_job_asks_for_is_read_from_its_manifest(
     assert capacity(made(provider, gpu, spot, 1 if gpu else 0).template) == kind
 
 
-def test_a_job_that_takes_either_or_does_not_say() -> None:
+def test_a_job_without_one_capacity() -> None:
     assert capacity({}) == ""
     assert capacity({"spec": {"nodeSelector": {"karpenter.sh/capacity-type": "spot"}}}) == "spot"
     assert capacity({"spec": {"nodeSelector": {"eks.amazonaws.com/capacityType": "CAPACITY_BLOCK"}}}) == "onDemand"
@@ -72,7 +72,7 @@ def test_a_job_that_takes_either_or_does_not_say() -> None:
         assert node_labels(odd) == {}  # type: ignore[arg-type]
 
 
-def test_what_ran_on_spot_and_what_it_would_have_cost() -> None:
+def test_spot_hours_and_their_on_demand_price() -> None:
     """An hour of an ended worker, and half an hour of one that runs, at $0.526; spot is at 30 %."""
     running = {"name": "digits-worker-0", "phase": "Running", "startedAt": at(0)}
     ended = {"name": "digits-worker-1", "startedAt": at(0), "cause": "Preempted"}

@@ -22,7 +22,7 @@ def event(reason: str, message: str = "words", ago_s: float = 10, who: str = "ku
     }
 
 
-def test_the_newest_word_of_the_kubelet_decides() -> None:
+def test_the_newest_event_of_the_kubelet_decides() -> None:
     failed = event("FailedMount", 'configmap "conf"\nnot found.', 20)
     assert wait_by_events([failed], placed=True, now=NOW) == PodWait("FailedMount", 'configmap "conf" not found')
     assert wait_by_events([event("Pulling"), failed], placed=True, now=NOW) is None, "it was mounted since"
@@ -32,7 +32,7 @@ def test_the_newest_word_of_the_kubelet_decides() -> None:
     )
 
 
-def test_the_newest_word_of_an_autoscaler_decides() -> None:
+def test_the_newest_event_of_an_autoscaler_decides() -> None:
     scheduler = event("FailedScheduling", "0/3 nodes", 1, "default-scheduler")
     none = event("NotTriggerScaleUp", "max node group size reached", 50, "cluster-autoscaler")
     found = wait_by_events([none, scheduler], placed=False, now=NOW)

@@ -29,7 +29,7 @@ def event(kind: str, reason: str, seconds: float) -> dict[str, Any]:
     return {"involvedObject": about, "reason": reason, "message": "two\n lines", "firstTimestamp": at(seconds)}
 
 
-def test_everything_is_told_once_and_in_order() -> None:
+def test_everything_is_reported_once_and_in_order() -> None:
     manifest = job(generations=[GROUP], conditions=CONDITIONS)
     entries = timeline(ElasticJob.from_manifest(manifest), [event("Pod", "Started", 1), event("ElasticJob", "x", 3)])
     assert [(entry.at - AT, entry.what, entry.about, entry.details) for entry in entries] == [
@@ -47,7 +47,7 @@ def test_everything_is_told_once_and_in_order() -> None:
 
 
 def test_an_entry_does_not_change_when_more_becomes_known() -> None:
-    """So that nobody has to read it twice."""
+    """So that no one must read it twice."""
     open_end = {**job()["status"]["interruptions"][0], "recoveredAt": None, "recoveryS": None, "stepsRedone": None}
     before = timeline(ElasticJob.from_manifest(job(interruptions=[open_end])))
     after = timeline(ElasticJob.from_manifest(job()))
@@ -55,15 +55,15 @@ def test_an_entry_does_not_change_when_more_becomes_known() -> None:
     assert [entry.what for entry in set(after) - set(before)] == ["recovered"]
 
 
-def test_how_it_ended_is_told() -> None:
+def test_how_it_ended_is_reported() -> None:
     conditions = [{"type": "Failed", "status": "True", "lastTransitionTime": at(100), "message": "exit code 1"}]
     entries = timeline(ElasticJob.from_manifest(job(**FAILED, conditions=conditions)))
     assert entries[-1] == TimelineEntry(AT + 100, "failed", "digits", "exit code 1")
 
 
-def test_a_scaling_tells_on_whose_wish_and_what_for() -> None:
-    told = {"at": at(30), "fromWorkers": 4, "toWorkers": 2, "by": "sharing", "message": "gives 2 workers to b/guest"}
-    entries = timeline(ElasticJob.from_manifest(job("digits", scalings=[told])))
+def test_a_scaling_shows_who_asked_and_why() -> None:
+    scaling = {"at": at(30), "fromWorkers": 4, "toWorkers": 2, "by": "sharing", "message": "gives 2 workers to b/guest"}
+    entries = timeline(ElasticJob.from_manifest(job("digits", scalings=[scaling])))
     assert "4 -> 2 workers, by sharing: gives 2 workers to b/guest" in [entry.details for entry in entries]
 
 
@@ -90,7 +90,7 @@ def test_equal_warnings_are_one_line_that_says_how_often() -> None:
     assert len(folded([*thirteen, other])) == 2
 
 
-def test_whoever_watches_is_told_of_a_warning_once() -> None:
+def test_watching_reports_a_warning_once() -> None:
     first = folded([unplaced(2, 0)], counted=False)
     assert folded([unplaced(2, second) for second in range(13)], counted=False) == first
 
@@ -101,12 +101,12 @@ def test_the_end_and_the_start_of_each_worker_are_lines_of_their_own() -> None:
     assert [entry.at - AT for entry in entries if entry.what == "Started"] == [3, 9]
 
 
-def test_a_refused_worker_is_on_the_line_of_the_condition_that_tells_of_it() -> None:
+def test_a_refused_worker_has_the_line_of_its_condition() -> None:
     refused = {"type": "WorkersWaiting", "status": "True", "reason": "FailedCreate", "message": "exceeded quota"}
-    told = {**refused, "lastTransitionTime": at(5)}
-    entries = timeline(ElasticJob.from_manifest(job(conditions=[told])))
+    condition = {**refused, "lastTransitionTime": at(5)}
+    entries = timeline(ElasticJob.from_manifest(job(conditions=[condition])))
     assert TimelineEntry(AT + 5, "FailedCreate", "digits", "exceeded quota") in entries
-    for other in ({**told, "reason": "Unschedulable"}, {**told, "status": "False"}):
+    for other in ({**condition, "reason": "Unschedulable"}, {**condition, "status": "False"}):
         assert not any(
             "quota" in entry.details for entry in timeline(ElasticJob.from_manifest(job(conditions=[other])))
         )

@@ -21,7 +21,7 @@ def measured(at_s: float, *, cpus: float | None = 1.5, **more: object) -> JobUsa
     return JobUsage.of([worker, replace(worker, worker="j-worker-1")])
 
 
-def test_what_all_workers_use_together_and_since_when_it_is_known() -> None:
+def test_usage_of_all_workers_and_since_when_it_is_known() -> None:
     history = add_usage(UsageHistory(), measured(0))
     gpus = GpuUsage((90.0, 50.0), (2.0, 2.0), (4.0, 4.0), (100.0, None), (), (0.0, 0.0))
     history = add_usage(history, measured(10.04, cpus=None, gpus=gpus, step_times=StepShares(0.1, 0.9)))
@@ -41,7 +41,7 @@ def test_what_all_workers_use_together_and_since_when_it_is_known() -> None:
     assert from_json(UsageHistory, json.loads(json.dumps(to_json(history)))) == history
 
 
-def test_what_is_known_already_changes_nothing() -> None:
+def test_old_values_change_nothing() -> None:
     history = add_usage(UsageHistory(), measured(10))
     assert add_usage(history, measured(10)) is history
     assert add_usage(history, measured(5)) is history
@@ -49,7 +49,7 @@ def test_what_is_known_already_changes_nothing() -> None:
     assert add_usage(history, JobUsage()) is history
 
 
-def test_of_a_long_job_about_a_hundred_moments_are_left_spread_evenly() -> None:
+def test_a_long_job_keeps_about_a_hundred_evenly_spread_moments() -> None:
     history = UsageHistory()
     for at_s in range(0, 20_000, 10):
         history = add_usage(history, measured(at_s, received_bytes_per_s=1.5e9, sent_bytes_per_s=1.5e9))

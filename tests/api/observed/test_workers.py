@@ -21,7 +21,7 @@ def test_any_object_is_a_pod(data: dict[str, Any]) -> None:
     assert isinstance(Pod.from_manifest(data).phase, PodPhase)
 
 
-def test_a_pod_tells_how_its_worker_ended() -> None:
+def test_a_pod_shows_how_its_worker_ended() -> None:
     pod = Pod.from_manifest(
         {
             "metadata": {
@@ -102,7 +102,7 @@ def waits(status: dict[str, Any], **spec: Any) -> PodWait | None:
     return read_wait({"spec": spec, "status": {"phase": "Pending", **status}})
 
 
-def test_what_keeps_a_pod_from_starting() -> None:
+def test_reasons_why_a_pod_does_not_start() -> None:
     placing = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes."}
     assert waits({"conditions": [placing]}) == PodWait("Unschedulable", "0/3 nodes.")
     assert waits({"conditions": [placing], "phase": "Running"}) is None
@@ -124,13 +124,13 @@ def test_what_keeps_a_pod_from_starting() -> None:
     assert waits({}) is None
 
 
-def test_a_pod_whose_init_containers_run_says_so_but_for_those_beside_the_worker() -> None:
+def test_a_pod_waits_for_init_containers_but_not_for_sidecars() -> None:
     state = {"running": {"startedAt": "2026-11-26T05:51:14Z"}}
     statuses = [{"name": "mesh", "state": {"running": {}}}, {"name": "data", "state": state}]
-    beside = [{"name": "mesh", "restartPolicy": "Always"}, {"name": "data"}]
-    found = waits({"initContainerStatuses": statuses}, initContainers=beside)
+    init_containers = [{"name": "mesh", "restartPolicy": "Always"}, {"name": "data"}]
+    found = waits({"initContainerStatuses": statuses}, initContainers=init_containers)
     assert found == PodWait("Initializing", "init container data has been running since 2026-11-26T05:51:14Z")
-    assert waits({"initContainerStatuses": statuses[:1]}, initContainers=beside) is None
+    assert waits({"initContainerStatuses": statuses[:1]}, initContainers=init_containers) is None
 
 
 def test_an_init_container_that_fails_is_the_workers_end() -> None:
@@ -148,7 +148,7 @@ def test_an_init_container_that_fails_is_the_workers_end() -> None:
     assert Pod.from_manifest({"status": {**failed, "phase": "Pending"}}).exit_code is None
 
 
-def test_a_pod_beyond_its_own_deadline_says_that_whatever_its_worker_said() -> None:
+def test_a_pod_beyond_its_own_deadline_says_so_before_its_workers_message() -> None:
     ended = {"name": "w", "state": {"terminated": {"exitCode": 143, "message": "got SIGTERM"}}}
     words = "Pod was active on the node longer than the specified deadline"
     status = {"phase": "Failed", "reason": "DeadlineExceeded", "message": words, "containerStatuses": [ended]}
@@ -180,7 +180,7 @@ def test_each_worker_is_counted_by_its_pod_and_its_group() -> None:
 
 
 @pytest.mark.parametrize("doing", ["waiting", "preparing", "starting", "loading", "first step"])
-def test_nobody_trains_before_the_first_step_of_a_group(doing: str) -> None:
+def test_no_worker_trains_before_the_first_step_of_a_group(doing: str) -> None:
     assert count_workers(status(*FOUR, activity={"doing": doing})) == Headcount(3, 2, starting=3, training=0)
 
 
@@ -197,6 +197,6 @@ def test_workers_that_leave_or_have_ended_are_not_there() -> None:
     assert count_workers(found).placed == 3
 
 
-def test_without_a_group_that_anybody_knows_of_whoever_runs_trains() -> None:
+def test_without_a_known_group_running_workers_count_as_training() -> None:
     assert count_workers(status(*FOUR, generations=[])) == Headcount(3, 2, starting=1, training=2)
     assert count_workers(status(*FOUR, generations=[], phase="Restarting")).training == 0

@@ -49,9 +49,7 @@ def test_verbs_reach_the_cluster_of_a_context(
     assert run("status", "digits", "--context", "lab").code == 3
 
 
-def test_what_is_shown_takes_few_requests(
-    run: Run, private_home: Path, kubeconfig: WriteKubeconfig, api: FakeApi
-) -> None:
+def test_a_view_takes_few_requests(run: Run, private_home: Path, kubeconfig: WriteKubeconfig, api: FakeApi) -> None:
     """One for the jobs and one for the pods of those that wait, however many these are; and events for a single one."""
     kubeconfig(api.url)
     run("config", "import")
@@ -70,7 +68,7 @@ def test_a_dead_server_is_one_line_within_ten_seconds(
 ) -> None:
     assert 2 * connection.CONNECT_TIMEOUT_S < 10  # a name may have two addresses
     monkeypatch.setattr(connection, "CONNECT_TIMEOUT_S", 0.05)
-    with socket.create_server(("127.0.0.1", 0)) as stopped:  # accepts as a stopped process does: nobody answers
+    with socket.create_server(("127.0.0.1", 0)) as stopped:  # accepts as a stopped process does, and never answers
         kubeconfig(f"https://127.0.0.1:{stopped.getsockname()[1]}")
         run("config", "import")
         done = run("list", "--context", "lab")
@@ -79,7 +77,7 @@ def test_a_dead_server_is_one_line_within_ten_seconds(
     assert done.err.count("\n") == 1
 
 
-def test_what_a_context_lacks_is_said(run: Run, private_home: Path, kubeconfig: WriteKubeconfig) -> None:
+def test_an_unusable_kubeconfig_context_is_named(run: Run, private_home: Path, kubeconfig: WriteKubeconfig) -> None:
     kubeconfig("http://127.0.0.1:1")
     run("config", "set-context", "prod", "--provider", "kubernetes", "--kube-context", "other")
     done = run("list", "--context", "prod")

@@ -1,4 +1,4 @@
-"""What `KubeCluster` asks for, and what it makes of the answers; what every cluster does is in the contract's tests."""
+"""What `KubeCluster` requests, and how it reads the answers; what every cluster does is in the contract's tests."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import pytest
 from elasticctl.api.codec import to_rfc3339
 from elasticctl.api.errors import ConflictError, NotFoundError
 from elasticctl.api.observed.workers import Pod
+from elasticctl.api.quota import Quota
 from elasticctl.api.spec import ElasticJob
 from elasticctl.cluster.base import LogQuery
 from elasticctl.cluster.kube import client
 from elasticctl.cluster.kube.client import KubeCluster
 from elasticctl.kubeapi import connection
-from tests.support.cluster_contract import scale
+from tests.support.cluster_contract import ClusterContract, scale
 from tests.support.fakeapi import FakeApi, Request
 from tests.support.jobs import shell_job
 from tests.support.kube import NAMESPACE, add_pod
@@ -52,7 +53,7 @@ def test_lists_are_read_page_by_page(api: FakeApi, cluster: KubeCluster, monkeyp
     assert len([r for r in api.requests if r.method == "GET"]) == 3
 
 
-def test_a_cluster_without_our_api_is_told_how_to_get_it(api: FakeApi, cluster: KubeCluster) -> None:
+def test_without_our_api_the_error_says_how_to_install_it(api: FakeApi, cluster: KubeCluster) -> None:
     api.refuse = lambda request: (404, b"404 page not found\n", {})
     for call in (lambda: cluster.list_jobs(None), lambda: cluster.get_job("default", "a")):
         with pytest.raises(NotFoundError, match=r"has no ElasticJob resource\. FIX: elasticctl install"):
@@ -124,7 +125,7 @@ def test_a_worker_that_has_ended_is_not_evicted_though_its_pod_is_still_called_r
 @pytest.mark.parametrize(
     ("grace_s", "may_patch", "cause"), [(30.0, True, True), (0.0, True, False), (30.0, False, False)]
 )
-def test_an_eviction_with_notice_shows_on_the_pod_where_that_may_be_written(
+def test_an_eviction_with_notice_marks_the_pod_if_that_is_allowed(
     api: FakeApi, cluster: KubeCluster, grace_s: float, may_patch: bool, cause: bool
 ) -> None:
     pod = add_pod(api, cluster.create_job(shell_job("a", "true")), 0)
@@ -151,7 +152,7 @@ def test_events_are_those_of_the_job_and_its_workers_oldest_first(api: FakeApi, 
         ("early", about_job, {"eventTime": to_rfc3339(made_at + 1)}),
         ("of a job before", {**about_job, "uid": "another"}, {"lastTimestamp": to_rfc3339(made_at + 2)}),
         ("of its worker", {"kind": "Pod", "name": "a-worker-0"}, {"lastTimestamp": to_rfc3339(1.0)}),
-        ("of a stranger", {"kind": "Pod", "name": "a-worker-7"}, {"lastTimestamp": to_rfc3339(made_at + 2)}),
+        ("of another job", {"kind": "Pod", "name": "a-worker-7"}, {"lastTimestamp": to_rfc3339(made_at + 2)}),
     ]
     for number, (reason, about, more) in enumerate(given):
         event = {"metadata": {"name": f"e{number}"}, "involvedObject": about, "reason": reason, **more}
@@ -204,3 +205,20 @@ def test_the_server_says_who_changes_things_and_gets_an_event(api: FakeApi, clus
     cluster.publish(job, "Changed", "cancel by maria")
     event = api.requests[-1].body
     assert (event["involvedObject"]["uid"], event["message"]) == (job["metadata"]["uid"], "cancel by maria")
+
+
+PATH = "/apis/elastic.pytorch.org/v1alpha1/elasticquotas"
+
+
+class TestQuotas:
+    """The part of the contract that is about quotas."""
+
+    test_kept = ClusterContract.test_a_quota_is_kept_in_place_of_the_one_before
+    test_refused = ClusterContract.test_a_quota_that_cannot_be_one_is_refused
+
+
+def test_a_cluster_that_knows_no_quotas_has_none(cluster: KubeCluster, api: FakeApi) -> None:
+    api.refuse = lambda request: (404, b"404 page not found", {}) if request.path.startswith(PATH) else None
+    assert cluster.list_quotas() == []
+    with pytest.raises(NotFoundError, match="elasticctl install"):
+        cluster.put_quota(Quota("a", guaranteed={"t4": 1}).to_manifest())

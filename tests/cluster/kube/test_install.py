@@ -41,7 +41,7 @@ def installed(lab: Run) -> None:
     assert lab("--image", "r.example/c:1", "--no-wait").code == 0
 
 
-def test_objects_come_in_order_and_a_second_time_changes_nothing(lab: Run, api: FakeApi) -> None:
+def test_objects_are_applied_in_order_and_again_without_changes(lab: Run, api: FakeApi) -> None:
     done = lab("--image", "r.example/c:1", "--no-wait")
     assert (done.code, done.out) == (0, "")
     lines = done.err.splitlines()
@@ -100,7 +100,9 @@ def test_this_machine_needs_none(run: Run, private_home: Path) -> None:
     assert (done.code, done.err[:46]) == (2, "error: the local cluster needs no installation")
 
 
-def test_it_waits_until_all_replicas_run_the_new_state(lab: Run, api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_install_waits_until_all_replicas_run_the_new_state(
+    lab: Run, api: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(install, "POLL_S", 0.02)
 
     def roll_out() -> None:
@@ -118,7 +120,7 @@ def test_it_waits_until_all_replicas_run_the_new_state(lab: Run, api: FakeApi, m
     assert done.err.endswith("the controller runs\n")
 
 
-def test_what_keeps_it_from_running_is_said(connection: Connection, api: FakeApi) -> None:
+def test_the_reason_why_it_does_not_run_is_reported(connection: Connection, api: FakeApi) -> None:
     said: list[str] = []
     installer = Installer(connection, said.append)
     installer.apply(installation.manifests(image="none"))
@@ -130,7 +132,7 @@ def test_what_keeps_it_from_running_is_said(connection: Connection, api: FakeApi
         installer.await_available(installation.NAMESPACE, 0.0)
 
 
-def test_a_cluster_without_admission_policies_goes_without(lab: Run, api: FakeApi) -> None:
+def test_a_cluster_without_admission_policies_gets_none(lab: Run, api: FakeApi) -> None:
     known = "/apis/admissionregistration.k8s.io/"
     api.refuse = lambda r: (404, b"404 page not found", {}) if r.path.startswith(known) else None
     done = lab("--image", "i", "--no-wait")
@@ -194,7 +196,7 @@ def test_troubles_of_a_pod() -> None:
     assert list(pod_troubles({})) == []
 
 
-def test_sharing_stays_as_it_is_unless_something_is_said(lab: Run, api: FakeApi) -> None:
+def test_sharing_is_unchanged_by_default(lab: Run, api: FakeApi) -> None:
     def sharing() -> list[str]:
         return installation.sharing_of(api.objects[DEPLOYMENT])
 
@@ -212,7 +214,7 @@ def test_sharing_stays_as_it_is_unless_something_is_said(lab: Run, api: FakeApi)
     assert sharing() == []
 
 
-def test_the_hosts_of_webhooks_stay_as_they_are_unless_something_is_said(lab: Run, api: FakeApi) -> None:
+def test_the_hosts_of_webhooks_are_unchanged_by_default(lab: Run, api: FakeApi) -> None:
     def hosts() -> list[str]:
         return installation.webhooks_of(api.objects[DEPLOYMENT])
 
@@ -288,7 +290,7 @@ def roles(api: FakeApi) -> list[str]:
     return sorted(path for path in found if "/elasticctl-controller-" in path)
 
 
-def test_a_feature_brings_its_rights_and_takes_them_along(lab: Run, api: FakeApi) -> None:
+def test_a_feature_comes_and_goes_with_its_rights(lab: Run, api: FakeApi) -> None:
     installed(lab)
     base = ["clusterroles/elasticctl-controller-limits", "clusterroles/elasticctl-controller-nodes"]
     assert roles(api) == base
@@ -342,8 +344,8 @@ def forbid(api: FakeApi, *parts: str) -> None:
     api.refuse = lambda r: (403, said, {}) if r.path.startswith(parts) else None
 
 
-def test_what_takes_an_administrator_is_asked_of_one(lab: Run, api: FakeApi) -> None:
-    """The one of a namespace goes on without, where the definition is there; and is told where it is not."""
+def test_cluster_scoped_objects_are_left_to_an_administrator(lab: Run, api: FakeApi) -> None:
+    """That of a namespace continues without the right if the definition exists, and fails with a message if not."""
     words = ("--namespace-only", "-n", "ml", "--image", "i", "--no-wait", "--feature", "nodes")
     cluster = ("/apis/apiextensions", "/apis/admissionregistration", "/apis/rbac.authorization.k8s.io/v1/clusterrole")
     forbid(api, *cluster, "/apis/apps/v1/deployments")
@@ -383,7 +385,7 @@ def test_two_controllers_never_run_the_same_jobs(lab: Run, api: FakeApi) -> None
     assert "a controller in elasticctl-system already runs the jobs that this one would run" in lab(*ml).err
 
 
-def test_what_only_a_cluster_has_is_refused_for_one_namespace(lab: Run) -> None:
+def test_cluster_wide_options_are_refused_for_one_namespace(lab: Run) -> None:
     one = ("--namespace-only", "-n", "ml", "--image", "i", "--no-wait")
     for words, said in (
         (("--sharing",), "--sharing divides a whole cluster"),
@@ -393,7 +395,7 @@ def test_what_only_a_cluster_has_is_refused_for_one_namespace(lab: Run) -> None:
         assert (refused.code, said in refused.err) == (2, True), refused.err
 
 
-def test_the_dashboard_comes_when_asked_for_and_goes_when_told(lab: Run, api: FakeApi) -> None:
+def test_the_dashboard_is_installed_and_removed_on_request(lab: Run, api: FakeApi) -> None:
     installed(lab)
     assert DASHBOARD not in api.objects
     done = lab("--dashboard", "r.example/e:1", "--dashboard-changes", "--dashboard-proxy", "--no-wait")
@@ -434,7 +436,7 @@ def test_the_dashboard_has_no_rights_and_no_token() -> None:
     assert installation.DASHBOARD not in bound
 
 
-def test_nobody_takes_the_dashboards_pod_for_a_controller() -> None:
+def test_the_dashboards_pod_does_not_count_as_a_controller() -> None:
     """The rendezvous, the budget and the policy of the controller choose pods by label."""
     labels = installation.dashboard_manifests("ml")[-1]["spec"]["template"]["metadata"]["labels"]
     assert labels[installation.LABEL] != installation.LABEL_VALUE

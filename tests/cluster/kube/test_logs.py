@@ -1,10 +1,12 @@
-"""Every line once, from every worker there ever was, with few threads; over real HTTP."""
+"""Every line once, from every worker, with few threads, whatever a log holds and wherever its stream breaks."""
 
 from __future__ import annotations
 
 import threading
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from elasticctl.api.errors import ClusterError, ForbiddenError
 from elasticctl.api.spec import ElasticJob
@@ -12,6 +14,7 @@ from elasticctl.cluster.base import LogQuery
 from elasticctl.cluster.kube import follow_logs, read_logs
 from elasticctl.cluster.kube.client import KubeCluster
 from elasticctl.cluster.kube.follow_logs import LogFollower
+from elasticctl.cluster.kube.read_logs import LogCursor, split_stamp
 from elasticctl.cluster.stored_logs import StoredLogs
 from elasticctl.kubeapi.connection import Connection
 from elasticctl.kubeapi.watch import Resource
@@ -45,7 +48,7 @@ def test_logs_are_merged_by_time(api: FakeApi, cluster: KubeCluster) -> None:
     assert since == ["1", "2", "2"]
 
 
-def test_a_worker_that_cannot_be_read_does_not_keep_the_others_back(api: FakeApi, cluster: KubeCluster) -> None:
+def test_a_worker_that_cannot_be_read_does_not_hide_the_others(api: FakeApi, cluster: KubeCluster) -> None:
     job = cluster.create_job(shell_job("a", "true", 2))
     for index in range(2):
         api.say(add_pod(api, job, index)["metadata"]["name"], "hello")
@@ -86,7 +89,7 @@ def test_a_follow_sees_every_worker_and_ends_with_the_job(api: FakeApi, cluster:
     }
 
 
-def test_streams_that_break_are_taken_up_without_gaps_or_doubles(api: FakeApi, cluster: KubeCluster) -> None:
+def test_broken_streams_are_resumed_without_gaps_or_duplicates(api: FakeApi, cluster: KubeCluster) -> None:
     job = cluster.create_job(shell_job("a", "true"))
     add_pod(api, job, 0)
     wanted = [f"line {number}" for number in range(40)]
@@ -128,7 +131,7 @@ def test_many_workers_take_turns(api: FakeApi, cluster: KubeCluster, monkeypatch
     assert max(threads) == 4
 
 
-def test_a_reader_who_is_slow_holds_the_workers_up_and_not_the_memory(
+def test_a_slow_reader_delays_the_workers_and_does_not_fill_memory(
     api: FakeApi, cluster: KubeCluster, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(follow_logs, "BACKLOG_LINES", 10)
@@ -146,7 +149,7 @@ def test_a_reader_who_is_slow_holds_the_workers_up_and_not_the_memory(
     assert [line.text for line in lines] == list(map(str, range(1, 1000)))
 
 
-def test_a_follow_that_is_let_go_leaves_nothing_open(api: FakeApi, cluster: KubeCluster) -> None:
+def test_an_abandoned_follow_leaves_nothing_open(api: FakeApi, cluster: KubeCluster) -> None:
     job = cluster.create_job(shell_job("a", "true"))
     add_pod(api, job, 0)
     api.say("a-worker-0", "hello")
@@ -157,7 +160,7 @@ def test_a_follow_that_is_let_go_leaves_nothing_open(api: FakeApi, cluster: Kube
     wait_until(lambda: not [t for t in set(threading.enumerate()) - before if t.name.startswith(("logs", "watch"))])
 
 
-def test_who_may_not_read_logs_is_told(api: FakeApi, cluster: KubeCluster) -> None:
+def test_without_the_right_to_read_logs_there_is_an_error(api: FakeApi, cluster: KubeCluster) -> None:
     job = cluster.create_job(shell_job("a", "true"))
     add_pod(api, job, 0)
     said = 'pods "a-worker-0" is forbidden: User "jo" cannot get resource "pods/log"'
@@ -165,3 +168,42 @@ def test_who_may_not_read_logs_is_told(api: FakeApi, cluster: KubeCluster) -> No
     for follow in (True, False):
         with pytest.raises(ForbiddenError, match="pods/log"):
             list(cluster.logs("default", "a", LogQuery(follow=follow)))
+
+
+# Stamps grow, but two writers may be a few milliseconds out of order, over the edge of a second too.
+STEPS = st.lists(
+    st.tuples(st.sampled_from([0, 1, 400, 200_000, 700_000, 3_000_000]), st.integers(-4000, 4000)), max_size=30
+)
+
+
+@settings(max_examples=50)
+@given(STEPS, st.lists(st.integers(0, 12), max_size=8))
+def test_each_line_comes_once_wherever_the_stream_breaks(steps: list[tuple[int, int]], cuts: list[int]) -> None:
+    at, log = 1_700_000_000_000_000, []
+    for number, (step, jitter) in enumerate(steps):
+        at += step
+        log.append((at + jitter, number))
+    cursor = LogCursor()
+    got: list[int] = []
+    for cut in [*cuts, len(log) + 1]:
+        since = cursor.resume()
+        wanted = [line for line in log if since is None or line[0] >= since * 1e6]
+        got += [number for stamp, number in wanted[:cut] if cursor.is_new(stamp)]
+    assert got == list(range(len(log)))
+
+
+def test_a_rotated_log_loses_nothing_that_is_still_there() -> None:
+    cursor = LogCursor()
+    second = 1_700_000_000_000_000
+    assert all(cursor.is_new(second + n) for n in range(10))
+    assert cursor.resume() == 1_699_999_999.0
+    # The ten lines have been rotated away meanwhile; what comes is new, however few lines were passed over.
+    assert [cursor.is_new(second + n) for n in (20, 21)] == [True, True]
+
+
+def test_stamps_in_any_zone_and_lines_without_one() -> None:
+    assert split_stamp(b"2026-01-02T03:04:05.123456789Z hello there\n") == (1_767_323_045_123_456, "hello there")
+    assert split_stamp(b"2026-01-02T05:04:05.5+02:00 \xff") == (1_767_323_045_500_000, "\ufffd")
+    assert split_stamp(b"2026-01-02T03:04:05Z \n") == (1_767_323_045_000_000, "")
+    for garbage in (b"", b"unable to retrieve container logs for x\n", b"2026-01-02T03:04:05 no zone\n"):
+        assert split_stamp(garbage) is None

@@ -67,7 +67,7 @@ def test_one_that_kubectl_made_is_added_to(run: Run, api: FakeApi, pipe: Any) ->
 
 
 @pytest.mark.usefixtures("lab")
-def test_a_list_has_no_values_and_nobody_elses(run: Run, api: FakeApi, pipe: Any) -> None:
+def test_a_list_has_no_values_and_no_other_secrets(run: Run, api: FakeApi, pipe: Any) -> None:
     api.put(f"{COLLECTION}/token", {"kind": "Secret", "metadata": {"name": "token", "namespace": "ml"}, "data": {}})
     pipe(PLANTED)
     run("secret", "set", "hub", "HF_TOKEN")

@@ -1,4 +1,4 @@
-"""What workers said whose node or pod is gone comes from the job's storage: every line, once, in order."""
+"""The output of workers whose node or pod is gone comes from the job's storage: every line, once, in order."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_follow_goes_on_in_the_storage_when_the_node_is_gone(
     assert texts(cluster, previous=True) == [f"0:{text}" for _, text in said[:38]]
 
 
-def test_a_follow_begins_with_who_was_gone_before(
+def test_a_follow_begins_with_workers_that_were_gone_before(
     api: FakeApi, cluster: KubeCluster, job: dict[str, Any], tmp_path: Path
 ) -> None:
     gone, there = add_pod(api, job, 0), add_pod(api, job, 1)
@@ -112,7 +112,7 @@ def test_a_job_whose_pods_are_all_deleted_can_still_be_read(
     assert texts(cluster, workers=("a-worker-7",)) == []
 
 
-def test_all_incarnations_come_in_order_each_from_where_it_is(
+def test_all_incarnations_come_in_order_from_cluster_or_storage(
     api: FakeApi, cluster: KubeCluster, job: dict[str, Any], tmp_path: Path
 ) -> None:
     for number in range(2):
@@ -130,7 +130,7 @@ def test_all_incarnations_come_in_order_each_from_where_it_is(
         texts(cluster, previous=True, workers=("a-worker-1",))
 
 
-def test_a_node_that_does_not_answer_is_made_up_for(
+def test_the_storage_replaces_a_node_that_does_not_answer(
     api: FakeApi, cluster: KubeCluster, job: dict[str, Any], tmp_path: Path
 ) -> None:
     pods = [add_pod(api, job, index) for index in range(2)]
@@ -141,10 +141,10 @@ def test_a_node_that_does_not_answer_is_made_up_for(
     assert texts(cluster) == ["0:stored", "1:there"]
 
 
-def test_while_everybody_is_there_the_storage_is_not_asked(
+def test_while_all_workers_are_present_the_storage_is_not_read(
     api: FakeApi, cluster: KubeCluster, job: dict[str, Any], tmp_path: Path
 ) -> None:
-    """It would cost seconds, and who may not read it would be told so for nothing."""
+    """It would cost seconds, and a needless error for users who may not read it."""
     (tmp_path / "storage").rmdir()
     for index in range(2):
         add_pod(api, job, index)
@@ -153,7 +153,7 @@ def test_while_everybody_is_there_the_storage_is_not_asked(
     assert texts(cluster) == ["0:hello", "1:hello"]
 
 
-def test_of_a_job_that_begins_the_storage_is_not_asked(api: FakeApi, cluster: KubeCluster, tmp_path: Path) -> None:
+def test_the_storage_of_a_new_job_is_not_read(api: FakeApi, cluster: KubeCluster, tmp_path: Path) -> None:
     job = cluster.create_job(shell_job("a", "true", 2, container=launched(url(tmp_path))))
     cluster._say = pytest.fail  # type: ignore[method-assign,assignment]
     follower = Follower(cluster.logs("default", "a", LogQuery(follow=True)))
@@ -166,7 +166,7 @@ def test_of_a_job_that_begins_the_storage_is_not_asked(api: FakeApi, cluster: Ku
     assert follower.error is None
 
 
-def test_who_cannot_reach_the_storage_sees_what_is_there(
+def test_without_the_storage_the_clusters_own_lines_are_shown(
     api: FakeApi, cluster: KubeCluster, job: dict[str, Any], tmp_path: Path
 ) -> None:
     (tmp_path / "storage").rmdir()

@@ -41,7 +41,7 @@ def test_a_machine_without_the_program_has_none(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.slow  # it starts a program
-def test_a_program_that_fails_is_said_and_means_none(
+def test_a_failing_program_is_reported_and_means_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("PATH", program(tmp_path, "echo no driver; exit 9")["PATH"])
@@ -60,7 +60,7 @@ def test_a_program_that_fails_is_said_and_means_none(
         ("1,1,-1,2", ("1",)),
     ],
 )
-def test_the_users_own_choice_is_kept_to(visible: str, found: tuple[str, ...]) -> None:
+def test_the_users_own_choice_is_respected(visible: str, found: tuple[str, ...]) -> None:
     assert discover_gpus({"CUDA_VISIBLE_DEVICES": visible}) == found
 
 
@@ -68,5 +68,5 @@ def test_the_users_own_choice_is_kept_to(visible: str, found: tuple[str, ...]) -
     ("taken", "wanted", "chosen"),
     [((), 0, ()), ((), 2, ("a", "b")), (("a",), 1, ("b",)), (("a", "c"), 2, None), (("a", "b", "c"), 0, ())],
 )
-def test_nobody_gets_what_somebody_has(taken: tuple[str, ...], wanted: int, chosen: tuple[str, ...] | None) -> None:
+def test_gpus_in_use_are_not_given_out(taken: tuple[str, ...], wanted: int, chosen: tuple[str, ...] | None) -> None:
     assert choose_gpus(("a", "b", "c"), taken, wanted) == chosen

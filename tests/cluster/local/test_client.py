@@ -1,4 +1,4 @@
-"""Bad input and bad luck: one clear line, the right kind of error, nothing half-made."""
+"""Bad input and failures: one clear line, the right kind of error, nothing half-done."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_garbage_is_refused_by_field_and_what_is_no_json_as_a_whole(local_cluste
         assert b'"error": "invalid"' in answer
 
 
-def test_what_is_not_there_is_an_error_too(local_cluster: LocalCluster) -> None:
+def test_a_missing_object_is_an_error_too(local_cluster: LocalCluster) -> None:
     local_cluster.list_jobs(None)
     with pytest.raises(ClusterError, match="404"):
         request(local_cluster.paths.api_socket, "GET", "/v2/other")
@@ -83,7 +83,7 @@ def test_gpus_are_handed_out_exclusively_and_waited_for(
     wait_until(lambda: running(local_cluster, "second"))
 
 
-def test_what_cannot_be_started_fails_the_job_and_says_why(local_cluster: LocalCluster) -> None:
+def test_a_command_that_cannot_start_fails_the_job_and_says_why(local_cluster: LocalCluster) -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"command": ["no-such-program"]}, "no such program"),
         ({"workingDir": "/no/such/folder"}, "/no/such/folder does not exist"),
@@ -97,7 +97,7 @@ def test_what_cannot_be_started_fails_the_job_and_says_why(local_cluster: LocalC
         assert any(event["reason"] == "StartError" and said in event["message"] for event in events)
 
 
-def test_a_worker_deaf_to_sigterm_is_killed_after_its_grace(local_cluster: LocalCluster) -> None:
+def test_a_worker_that_ignores_sigterm_is_killed_after_its_grace(local_cluster: LocalCluster) -> None:
     script = f"trap '' TERM; echo deaf; {FOREVER}"
     local_cluster.create_job(shell_job("deaf", script, 2, minReplicas=1, maxReplicas=2, grace_s=1))
     wait_until(lambda: len(running(local_cluster, "deaf")) == 2)
@@ -128,7 +128,7 @@ def test_importing_the_client_is_cheap() -> None:
     )
 
 
-def test_who_only_looks_starts_nothing(home: Path, local_cluster: LocalCluster) -> None:
+def test_reading_starts_nothing(home: Path, local_cluster: LocalCluster) -> None:
     watcher = LocalCluster(local_paths(), starts=False)
     with pytest.raises(UnreachableError, match="is not running"):
         watcher.list_jobs(None)

@@ -1,4 +1,4 @@
-"""What other users of the machine put in our place is refused, by its owner's name, before anything is said to it."""
+"""What other users of the machine put in our place is refused, with its owner's name, before anything is sent to it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture
 def listening(folder: Path) -> Iterator[Path]:
-    """A socket on which somebody listens, and answers nothing."""
+    """A socket on which a process listens, and never answers."""
     path = folder / "api.sock"
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(path))
@@ -39,7 +39,7 @@ def listening(folder: Path) -> Iterator[Path]:
 
 
 def as_if_owned_by_somebody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is ours is another user's: as root might be this process, and then there is nobody to be refused."""
+    """What is ours belongs to another user: this process might run as root, and then no one would be refused."""
     mine = os.getuid()
     monkeypatch.setattr(private_paths.os, "getuid", lambda: mine + SOMEBODY)
 
@@ -52,7 +52,7 @@ def test_a_private_folder_is_made_and_closed(folder: Path) -> None:
     assert stat.S_IMODE((folder / "a/b").stat().st_mode) == 0o700
 
 
-def test_somebody_elses_folder_is_refused_by_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_of_another_user_is_refused_by_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     me = owner_name(os.getuid())
     as_if_owned_by_somebody(monkeypatch)
     with pytest.raises(ClusterError, match=rf"not a folder of yours: it belongs to {me}\. FIX: "):
@@ -69,9 +69,7 @@ def test_a_link_is_refused_wherever_it_leads(folder: Path) -> None:
         check_folder(folder / "file")
 
 
-def test_what_was_left_in_a_folder_that_was_open_to_others_is_refused(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_from_a_folder_that_was_open_to_others_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_private(folder / "state")
     (folder / "state/state.db").touch()
     (folder / "state").chmod(0o777)
@@ -101,7 +99,7 @@ def test_we_talk_to_ourselves(listening: Path) -> None:
         assert peer_uid(connection) == os.getuid()
 
 
-def test_nothing_is_said_to_a_process_of_somebody_else(listening: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_sent_to_a_process_of_another_user(listening: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(private_paths, "peer_uid", lambda connection: SOMEBODY)
     with pytest.raises(ClusterError, match=f"a process of user {SOMEBODY} answers there") as refused:
         request(listening, "GET", "/v1/info")

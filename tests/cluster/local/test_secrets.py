@@ -40,7 +40,7 @@ def key(name: str, secret: str, field: str, **more: Any) -> dict[str, Any]:
 # The files.
 
 
-def test_they_are_there_for_their_user_alone(kept: Secrets, paths: LocalPaths) -> None:
+def test_they_are_private_to_their_user(kept: Secrets, paths: LocalPaths) -> None:
     kept.write("default", "hub", {"HF_TOKEN": PLANTED, "OTHER": "two\nlines \u00fc"})
     assert kept.read("default", "hub") == {"HF_TOKEN": PLANTED, "OTHER": "two\nlines \u00fc"}
     assert kept.read("ml", "hub") is None
@@ -57,7 +57,7 @@ def test_they_are_there_for_their_user_alone(kept: Secrets, paths: LocalPaths) -
         kept.delete("default", "hub")
 
 
-def test_what_cannot_be_kept_changes_nothing(kept: Secrets, paths: LocalPaths) -> None:
+def test_a_secret_that_cannot_be_stored_changes_nothing(kept: Secrets, paths: LocalPaths) -> None:
     kept.write("default", "hub", {"A": "1"})
     with pytest.raises(ClusterError, match="more than"):
         kept.write("default", "hub", {"A": "x" * MAX_BYTES})
@@ -115,7 +115,7 @@ def test_a_variable_that_hides_a_secret_may_be_shown() -> None:
         ({"env": [{"name": "A", "value": "b"}]}, ""),
     ],
 )
-def test_what_a_worker_waits_for(container: dict[str, Any], missing: str) -> None:
+def test_the_missing_secret_of_a_worker(container: dict[str, Any], missing: str) -> None:
     assert missing_secret(pod(command=["x"], **container), SECRETS.get) == missing
 
 

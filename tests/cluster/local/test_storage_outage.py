@@ -1,4 +1,4 @@
-"""A job of the local cluster whose storage is away: it waits, is not blamed, and goes on."""
+"""A job of the local cluster whose storage is away: it waits, is not counted as failed, and continues."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def _is_of(process: psutil.Process, uid: str) -> bool:
 
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("forked_workers")
-def test_what_a_vanished_worker_said_is_read_from_the_storage(
+def test_the_output_of_a_vanished_worker_is_read_from_the_storage(
     local_cluster: LocalCluster, home: Path, tmp_path: Path
 ) -> None:
     stop = tmp_path / "stop"

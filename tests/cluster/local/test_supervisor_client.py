@@ -31,7 +31,7 @@ def supervisors(home: Path) -> list[int]:
     return [p.pid for p in processes_of(home) if "elasticctl_controller.local.supervisor" in p.cmdline()]
 
 
-def test_many_clients_at_once_start_one(home: Path) -> None:
+def test_many_concurrent_clients_start_one(home: Path) -> None:
     answers: list[int] = []
     threads = [
         threading.Thread(target=lambda: answers.append(ensure_supervisor(local_paths(), print).pid)) for _ in range(6)
@@ -44,7 +44,7 @@ def test_many_clients_at_once_start_one(home: Path) -> None:
     assert supervisors(home) == [answers[0]] == list(set(answers))
 
 
-def test_it_outlives_the_process_that_started_it(home: Path) -> None:
+def test_the_supervisor_outlives_the_process_that_started_it(home: Path) -> None:
     code = "from elasticctl.cluster.local.client import LocalCluster; print(len(LocalCluster().list_jobs(None)))"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=True)
     assert (ended.stdout, ended.stderr) == ("0\n", "")
@@ -69,7 +69,7 @@ def test_a_second_one_refuses_to_run(local_cluster: LocalCluster) -> None:
     assert local_cluster.list_jobs(None) == []
 
 
-def test_an_older_one_is_replaced_and_its_workers_run_on(
+def test_an_older_one_is_replaced_and_its_workers_continue(
     local_cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     local_cluster.create_job(shell_job("steady", FOREVER))
@@ -104,13 +104,13 @@ def test_a_newer_one_is_left_alone(local_cluster: LocalCluster, monkeypatch: pyt
     os.environ["ELASTICCTL_HOME"] = str(local_cluster.paths.state.parent)
 
 
-def test_when_it_cannot_start_its_last_words_are_told(home: Path) -> None:
+def test_when_it_cannot_start_its_last_lines_are_reported(home: Path) -> None:
     paths = local_paths()
     paths.create()
     paths.database.write_bytes(b"no database " * 1000)
-    with pytest.raises(UnreachableError, match=r"did not start: .*state\.db is damaged .*supervisor\.log") as told:
+    with pytest.raises(UnreachableError, match=r"did not start: .*state\.db is damaged .*supervisor\.log") as raised:
         LocalCluster(paths).list_jobs(None)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(raised.value)
     assert paths.database.read_bytes() == b"no database " * 1000
 
 
@@ -135,7 +135,7 @@ def test_sockets_of_a_deep_home_are_kept_short(home: Path, monkeypatch: pytest.M
     monkeypatch.setenv("ELASTICCTL_HOME", str(home))
 
 
-def test_somebody_elses_folder_is_not_used(home: Path) -> None:
+def test_a_folder_of_another_user_is_not_used(home: Path) -> None:
     paths = local_paths()
     paths.state.mkdir(parents=True)
     other = home / "elsewhere"
@@ -172,7 +172,7 @@ def test_a_start_that_hangs_elsewhere_is_given_up(home: Path, monkeypatch: pytes
             ensure_supervisor(paths, print)
 
 
-def test_one_that_nobody_waits_for_any_longer_serves_the_next_client(home: Path) -> None:
+def test_one_whose_client_has_given_up_serves_the_next_client(home: Path) -> None:
     """On a busy machine, a client gives up before the supervisor that it has started answers."""
     command = [sys.executable, "-m", "elasticctl_controller.local.supervisor", "--detach"]
     client = subprocess.Popen(command, stderr=subprocess.DEVNULL)

@@ -13,20 +13,20 @@ from elasticctl.api.errors import NotFoundError
 from elasticctl.cluster.local.paths import LocalPaths
 from elasticctl.cluster.local.worker_access import LocalWorkerAccess
 from tests.support.local_worker import UID, local_worker
-from tests.support.worker_access_contract import Room, WorkerAccessContract
+from tests.support.worker_access_contract import RunningWorker, WorkerAccessContract
 
 
 class TestLocalWorkerAccess(WorkerAccessContract):
     @pytest.fixture
-    def room(self, tmp_path: Path) -> Iterator[Room]:
+    def running(self, tmp_path: Path) -> Iterator[RunningWorker]:
         paths = LocalPaths(tmp_path / "state", tmp_path / "sockets")
         with local_worker(paths, tmp_path, MARK="here it is") as worker:
-            yield Room(LocalWorkerAccess(paths), worker, tmp_path)
+            yield RunningWorker(LocalWorkerAccess(paths), worker, tmp_path)
 
-    def test_it_is_in_the_workers_folder(self, room: Room) -> None:
-        assert room.run("sh", "-c", 'pwd; echo "$PWD"') == (0, f"{room.folder}\n{room.folder}\n".encode(), b"")
+    def test_a_command_runs_in_the_workers_folder(self, running: RunningWorker) -> None:
+        assert running.run("sh", "-c", 'pwd; echo "$PWD"') == (0, f"{running.folder}\n{running.folder}\n".encode(), b"")
 
-    def test_a_pid_that_belongs_to_somebody_else_by_now(self, room: Room) -> None:
-        (room.folder / "state" / "pods" / UID / "started.json").write_text(json.dumps({"pid": os.getpid()}))
-        with pytest.raises(NotFoundError, match="room-worker-0 has ended"):
-            room.run("true")
+    def test_a_pid_that_belongs_to_another_process_by_now(self, running: RunningWorker) -> None:
+        (running.folder / "state" / "pods" / UID / "started.json").write_text(json.dumps({"pid": os.getpid()}))
+        with pytest.raises(NotFoundError, match="shell-worker-0 has ended"):
+            running.run("true")

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticctl.api.codec import from_json, to_json
-from elasticctl.api.observed.ranks import describe_hang
 from elasticctl.api.status import Activity, GroupGeneration, JobStatus
 from elasticctl.api.usage import JobUsage
 from elasticctl_controller.core.group.group_record import ScriptReports
@@ -22,6 +21,7 @@ from elasticctl_controller.core.history import MAX_METRICS, TrainingHistory, fol
 from elasticctl_controller.core.observation import GroupView
 from elasticctl_controller.rendezvous.reports import note_report
 from elasticctl_controller.rendezvous.requests import MAX_STEP
+from elasticctl_protocol.reports import describe_hang
 from tests.support.anything import HUGE, JSON
 
 NOW = 1_700_000_000.0

@@ -165,7 +165,7 @@ def test_storage_is_a_url() -> None:
         ("nfs:data", "./nfs:data is a folder"),
     ],
 )
-def test_a_url_with_a_slip_is_no_folder(given: str, meant: str) -> None:
+def test_a_misspelt_url_is_no_folder(given: str, meant: str) -> None:
     with pytest.raises(UsageError, match="is not the URL of a storage") as refused:
         storage_url(given, "/home/me")
     assert meant in str(refused.value)
@@ -176,7 +176,7 @@ def test_nothing_else_is_taken_for_one(given: str) -> None:
     assert "://" in storage_url(given, "/home/me")
 
 
-def test_ranks_that_crowd_a_machine_without_gpus_are_doubted() -> None:
+def test_many_ranks_on_a_machine_without_gpus_need_confirmation() -> None:
     def doubt(machine_gpus: int, **said: Any) -> str:
         flags = JobFlags(**said)
         return doubt_of(size_of(flags, LOCAL, machine_gpus), flags)
@@ -192,7 +192,7 @@ def test_ranks_that_crowd_a_machine_without_gpus_are_doubted() -> None:
 
 
 @pytest.mark.parametrize("name", ["STORAGE", "START_FROM", "WORKSPACE", "WORKSPACE_FROM"])
-def test_no_variable_says_what_an_option_is_for(name: str, tmp_path: Path) -> None:
+def test_variables_of_options_are_refused(name: str, tmp_path: Path) -> None:
     """The job would be given both, and what has been printed of it would not be so."""
     file = tmp_path / "of-mine.env"
     file.write_text(f"ELASTICCTL_{name}=/elsewhere\n")
@@ -223,7 +223,7 @@ def test_the_plan_says_what_and_where() -> None:
     )
 
 
-def test_an_automatic_size_is_said_and_asked_for() -> None:
+def test_an_automatic_size_is_planned_and_requested() -> None:
     flags = JobFlags(min_gpus=8, max_gpus=16, priority=5)
     spec = job_spec(request_of(flags, AWS, 0, name="digits"))
     assert (spec.automatic, spec.priority, spec.workers) == (True, 5, 4)

@@ -47,7 +47,7 @@ def test_everything_is_in_the_pods_of_a_cluster(monkeypatch: pytest.MonkeyPatch)
     assert {"name": "ELASTICCTL_SETUP", "value": "pip install -r requirements.txt"} in container["env"]
 
 
-def test_this_machine_has_none_of_it_and_says_so() -> None:
+def test_on_this_machine_a_note_names_unused_flags() -> None:
     local = Context("local", "local")
     pod = manifest(local)["spec"]["replicaSpecs"]["Worker"]["template"]["spec"]
     assert pod["containers"][0]["resources"] == {"limits": {"nvidia.com/gpu": 1}}
@@ -83,16 +83,14 @@ def test_other_lines_are_refused_by_their_number(tmp_path: Path, text: str) -> N
         ("--annotation", "note"), ("--env-file", "nothing.env"),
     ],
 )  # fmt: skip
-def test_what_means_nothing_is_refused(words: tuple[str, str], run: Run, private_home: Path, tmp_path: Path) -> None:
+def test_meaningless_values_are_refused(words: tuple[str, str], run: Run, private_home: Path, tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     done = run("submit", str(tmp_path / "train.py"), "--dry-run", *words)
     assert done.code == 2
     assert done.err.count("error: ") == 1
 
 
-def test_a_job_file_says_them_too(
-    run: Run, private_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_file_can_set_them(run: Run, private_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / ".git").mkdir()  # what a job file names lies in its repository
     (tmp_path / "code").mkdir()
     monkeypatch.chdir(tmp_path / "code")

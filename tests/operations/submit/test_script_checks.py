@@ -1,4 +1,4 @@
-"""Which scripts are said to save nothing: those of which it is plain, and no others."""
+"""Which scripts get a warning that they save nothing: only those of which it is certain."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_others_are_left_alone(folder: Path, text: str) -> None:
     assert not warned(TrainingCommand("train.py"))
 
 
-def test_ranks_that_nobody_joins_train_alone(folder: Path) -> None:
+def test_ranks_that_are_not_joined_train_alone(folder: Path) -> None:
     (folder / "helpers").mkdir()
     (folder / "helpers/io.py").write_text("import numpy\n")
     (folder / "train.py").write_text(f"import os.path\nfrom torch import nn\nfrom helpers import io\n{TRAINS}")
@@ -105,7 +105,7 @@ def test_ranks_that_may_be_joined_are_left_alone(folder: Path, text: str) -> Non
     assert not lines_of_lone_ranks(TrainingCommand("train.py"), 3)
 
 
-def test_what_is_not_there_is_for_others_to_say() -> None:
+def test_a_missing_script_is_not_checked_here() -> None:
     for command in (
         TrainingCommand("no.py"),
         TrainingCommand("run.sh"),

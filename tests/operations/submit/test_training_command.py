@@ -55,7 +55,7 @@ def words_of(run: Run, *words: str) -> list[str]:
         ("A=1 B= ./go now", TrainingCommand("", ("./go", "now"), env=(("A", "1"), ("B", "")))),
     ],
 )
-def test_what_is_no_launcher_stays(line: str, command: TrainingCommand) -> None:
+def test_a_command_without_a_launcher_is_unchanged(line: str, command: TrainingCommand) -> None:
     assert of_words(shlex.split(line)) == command
 
 
@@ -94,7 +94,7 @@ def test_lines_of_launchers_are_translated(line: str, script: str, args: tuple[s
     assert "elasticctl starts the ranks itself" in made.notes[0]
 
 
-def test_what_accelerate_would_have_set_is_set() -> None:
+def test_variables_that_accelerate_would_set_are_set() -> None:
     made = of_words(shlex.split("accelerate launch --mixed-precision bf16 --gradient_accumulation_steps=4 train.py"))
     assert dict(made.env) == {"ACCELERATE_MIXED_PRECISION": "bf16", "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4"}
 
@@ -114,13 +114,13 @@ def test_what_accelerate_would_have_set_is_set() -> None:
         ("A=1", "nothing to run"),
     ],
 )
-def test_what_cannot_be_translated_is_refused(line: str, said: str) -> None:
+def test_untranslatable_options_are_refused(line: str, said: str) -> None:
     with pytest.raises(UsageError) as refused:
         of_words(shlex.split(line))
     assert said in str(refused.value)
 
 
-def test_what_is_typed_counts_more_than_the_line(run: Run, folder: Path) -> None:
+def test_typed_options_take_precedence_over_the_line(run: Run, folder: Path) -> None:
     line = ("--", "torchrun", "--nnodes", "3", "--max-restarts", "9", "train.py")
     done = run("submit", "--dry-run", "--workers", "2", "-o", "json", *line)
     spec = json.loads(done.out)["spec"]
@@ -128,7 +128,7 @@ def test_what_is_typed_counts_more_than_the_line(run: Run, folder: Path) -> None
     assert "torchrun: elasticctl starts the ranks itself and forms the group\n" in done.err
 
 
-def test_scripts_are_started_by_what_they_are_for(run: Run, folder: Path) -> None:
+def test_scripts_are_started_by_their_interpreters(run: Run, folder: Path) -> None:
     assert words_of(run, "train.sh") == ["bash", "train.sh"]
     (folder / "strict").write_text("#!/usr/bin/env -S dash -e\necho\n")
     assert words_of(run, "strict") == ["dash", "-e", "strict"]
@@ -140,7 +140,7 @@ def test_scripts_are_started_by_what_they_are_for(run: Run, folder: Path) -> Non
     assert words_of(run, "-m", "pkg.train", "--", "--x")[1:] == ["-m", "pkg.train", "--x"]
 
 
-def test_jobs_are_called_after_what_they_run(run: Run, folder: Path) -> None:
+def test_jobs_are_named_after_what_they_run(run: Run, folder: Path) -> None:
     for words, name in (
         (("--", "python", "-m", "pkg.digits"), "digits"),
         (("--", "torchrun", "train.py"), "train"),
@@ -179,7 +179,7 @@ def test_a_launcher_program_runs_as_it_is_typed(run: Run, folder: Path) -> None:
         ),
     ],
 )
-def test_what_needs_ranks_of_ours_is_refused_for_a_launcher_program(
+def test_options_that_need_our_ranks_are_refused_for_a_launcher_program(
     run: Run, folder: Path, option: tuple[str, ...], what: str
 ) -> None:
     done = run("submit", "--dry-run", "--launcher", *option, "train.sh")
@@ -206,7 +206,7 @@ def test_a_group_inside_a_script_is_refused(run: Run, folder: Path, text: str, f
         assert fix in done.err
 
 
-def test_what_only_speaks_of_launchers_is_not(run: Run, folder: Path) -> None:
+def test_a_script_that_only_mentions_launchers_is_not_refused(run: Run, folder: Path) -> None:
     (folder / "all.sh").write_text("# torchrun train.py\necho not torchrunning\npython train.py  # no torchrun here\n")
     assert run("submit", "--dry-run", "all.sh").code == 0
     assert run("submit", "--dry-run", "--", "bash", "-c", "torchrun train.py").code == 2

@@ -1,4 +1,4 @@
-"""What of a folder goes along: as git would have it, within a limit, and as it was at one moment."""
+"""Which files of a folder are included: as git would do it, within a limit, and as it was at one moment."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def paths(folder: Path) -> list[str]:
 # The rules.
 
 
-def test_the_defaults_leave_out_what_nobody_wants_to_send(tmp_path: Path) -> None:
+def test_the_defaults_leave_out_what_should_not_be_sent(tmp_path: Path) -> None:
     wanted = ["train.py", "checkpoints/__init__.py", "conf/model.yaml", "data/small.csv", ".gitignore"]
     unwanted = [
         ".git/config",
@@ -59,7 +59,7 @@ def test_the_defaults_leave_out_what_nobody_wants_to_send(tmp_path: Path) -> Non
     assert [path for path in paths(tmp_path) if path not in ("keys", "lib", "runs")] == sorted(wanted)
 
 
-def test_own_rules_weigh_more_than_gits_and_the_defaults(tmp_path: Path) -> None:
+def test_own_rules_take_precedence_over_gits_and_the_defaults(tmp_path: Path) -> None:
     write(tmp_path, "train.py", "out/a.txt", "out/b.txt", "vocab.pt", "big.pt", "secret.txt", "sub/c.log", "sub/d.log")
     (tmp_path / ".gitignore").write_text("out/*\n*.log\n")
     (tmp_path / ".elasticctlignore").write_text("!out/a.txt\n!vocab.pt\n/secret.txt\n.gitignore\n.elasticctlignore\n")
@@ -92,7 +92,7 @@ RULES = st.lists(
 @example(["c.txt/a/b"], "a\n!/c.txt", "", "a")
 @example(["a/b", "a/c.txt"], "a/**\n!a/b", "", "b")
 @settings(max_examples=25)
-def test_it_is_what_git_would_add(
+def test_files_that_git_would_add_are_collected(
     tmp_path_factory: pytest.TempPathFactory, tree: list[str], rules: str, inner: str, sub: str
 ) -> None:
     """Real git is asked what it would add."""
@@ -175,7 +175,7 @@ def test_the_same_folder_elsewhere_and_later_has_the_same_digest(tmp_path: Path)
 # What cannot.
 
 
-def test_too_much_names_the_largest_and_the_ways_out(tmp_path: Path) -> None:
+def test_too_much_names_the_largest_files_and_the_fixes(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     for name, size in (("data/a.bin", 500_000), ("b.bin", 300_000), ("data/c.bin", 250_000), ("d.bin", 10)):
         (tmp_path / name).write_bytes(bytes(size))
@@ -208,7 +208,7 @@ BusyFile = Callable[[Callable[[Path, int], object]], None]
 
 @pytest.fixture
 def busy_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BusyFile:
-    """Has somebody do something to `log.txt` each time it is looked at."""
+    """Does something to `log.txt` each time it is read."""
     write(tmp_path, "log.txt", text="x" * 1000)
 
     def disturb(work: Callable[[Path, int], object]) -> None:
@@ -224,7 +224,7 @@ def busy_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BusyFile:
 
 
 @pytest.mark.parametrize("size", [0, 500])
-def test_a_file_that_is_always_written_anew_is_refused(busy_file: BusyFile, tmp_path: Path, size: int) -> None:
+def test_a_file_that_keeps_changing_is_refused(busy_file: BusyFile, tmp_path: Path, size: int) -> None:
     busy_file(lambda path, look: path.write_text(str(look % 10) * (size or 1000 - look)))
     with pytest.raises(UsageError, match=r"log.txt changed while it was read: submit again. FIX: leave it out"):
         collect_files(tmp_path, LIMIT)
@@ -266,7 +266,7 @@ def test_a_file_that_has_changed_since_is_not_sent(tmp_path: Path) -> None:
         list(pieces_of(tmp_path, file))
 
 
-def test_a_file_that_becomes_a_pipe_holds_nobody_up(tmp_path: Path) -> None:
+def test_a_file_that_becomes_a_pipe_does_not_block(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "train.py")
     with pytest.raises(UsageError):
         list(pieces_of(tmp_path, File("train.py", 1, "0" * 64)))

@@ -97,7 +97,7 @@ def test_a_credential_is_found_wherever_it_lies(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", HARMLESS)
-def test_what_only_looks_like_one_passes(name: str) -> None:
+def test_lookalikes_pass(name: str) -> None:
     assert list(by_content(HARMLESS[name].encode())) == []
 
 
@@ -251,6 +251,6 @@ def test_a_copy_of_something_else_is_none(name: str) -> None:
 
 
 @pytest.mark.parametrize("part", [".bak", " copy", ".1", "~", "#", " (1)", "_old."])
-def test_no_name_takes_for_ever(part: str) -> None:
+def test_no_name_takes_forever(part: str) -> None:
     """As long as file systems allow: an expression that tries all combinations would not come to an end."""
     assert by_name((part * 255)[:255] + "!") == ""

@@ -11,13 +11,12 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from elasticctl.api.observed.ranks import describe_hang
 from elasticctl.api.spec import ElasticJob, RestartPolicy
 from elasticctl.api.status import RankFailure
 from elasticctl.api.text import join_some
 from elasticctl_controller.core.group.signs_of_life import ADOPT_S
 from elasticctl_protocol.failures import FailureVerdict
-from elasticctl_protocol.reports import RankPlace
+from elasticctl_protocol.reports import RankPlace, describe_hang
 
 PERMANENT_EXIT_CODES = range(1, 128)
 """restartPolicy ExitCode: as in TorchElastic, 128 and above may be retried."""

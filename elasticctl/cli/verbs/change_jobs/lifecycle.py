@@ -1,7 +1,8 @@
-"""`suspend`, `resume`, `cancel`, `delete` and `preempt`."""
+"""`suspend`, `resume`, `move`, `cancel`, `delete` and `preempt`."""
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
@@ -14,6 +15,7 @@ from elasticctl.api.spec import ElasticJob
 from elasticctl.api.text import plural, span
 from elasticctl.cli.framework import options
 from elasticctl.cli.framework.command import new_app, verb
+from elasticctl.cli.framework.completion import complete_context
 from elasticctl.cli.framework.options import Labels
 from elasticctl.cli.framework.output import hint
 from elasticctl.cli.framework.place import Where, reach
@@ -59,6 +61,45 @@ def resume(
         say(f"{job.name}: resuming with {plural(job.desired, 'worker')}")
 
     _for_each(chosen_names(target, jobs, label, SUSPENDED), resume_one)
+
+
+@verb(app, "move")
+def move(
+    *,
+    job: options.Job,
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to", metavar="CONTEXT", autocompletion=complete_context, help="The context to move the job to."
+        ),
+    ],
+    storage: Annotated[
+        str,
+        options.described("The new storage of its state; by default a new location in that context's storage.", "URL"),
+    ] = "",
+    where: Where,
+) -> None:
+    """Continue a job in another context, from exactly the step at which it stops in this one.
+
+    The job's newest checkpoint is copied and verified. Then the job continues in the new context under the same name,
+    and never again in the old one. With its current context and --storage, only its state moves. After a failure, run
+    the same command again to continue.
+
+    While a move is unfinished, the job trains in at most one place: `resume --here` cancels the move.
+
+    \b
+      elasticctl move digits --to gcp
+      elasticctl move digits --to local --storage s3://bucket/digits
+    """
+    from elasticctl.operations import move as moves
+
+    source = reach(where)
+    manifest = source.find(job, whole=True)
+    metadata = manifest["metadata"]
+    source = dataclasses.replace(source, namespace=metadata["namespace"])
+    target = source if to == source.context.name else reach(Where(to, where.namespace))
+    if moves.move(source, target, manifest, storage):
+        hint(f"Next: follow it: elasticctl logs -f {metadata['name']} --context {to}")
 
 
 @verb(app, "cancel")
@@ -156,7 +197,7 @@ def preempt(
     """Remove a worker from a job, in the way that a cloud reclaims a spot machine; the job replaces it.
 
     By default, it is the last running worker. With notice, the group commits a last step together, and no step is
-    repeated. Without notice, the worker is killed at once. Neither counts towards --backoff-limit.
+    repeated. Without notice, the worker is killed immediately. Neither counts towards --backoff-limit.
 
     \b
       elasticctl preempt digits

@@ -72,7 +72,7 @@ def scale(
 ) -> int:
     """Change the number of workers of a running job, which continues from its current step. N is short for --to N.
 
-    With --finish-by, --budget or --prefer, change the job's goal; the number of workers is then decided again at once.
+    With --finish-by, --budget or --prefer, change the job's goal; the number of workers is then chosen again.
 
     If the script reports no steps, its ranks start again; --dry-run says how much training that may cost.
 

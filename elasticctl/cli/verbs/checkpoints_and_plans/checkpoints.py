@@ -63,7 +63,7 @@ class KeepRules:
     keep_last: Annotated[int, options.count("Keep the newest N.", default=True)] = 3
     keep_every: Annotated[int | None, options.time("Also keep one per this much time: 6h, 1d.")] = None
     keep_best: Annotated[int | None, options.count("Also keep the K best by --metric.", letter="K")] = None
-    metric: Annotated[str, options.text("The metric that decides which are best.")] = ""
+    metric: Annotated[str, options.described("The metric that decides which are best.")] = ""
     mode: Annotated[
         Literal["min", "max"], typer.Option("--mode", help="Whether the lowest or the highest value is best.")
     ] = "min"

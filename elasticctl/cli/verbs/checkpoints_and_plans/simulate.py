@@ -50,10 +50,10 @@ def parse_pause(text: str) -> float:
 class SimulatedSizes:
     """The sizes to consider, and the amount of work."""
 
-    table: Annotated[str, options.text("A file with a line for each size: number of GPUs, rate.", "FILE")] = ""
-    gpus: Annotated[str, options.text("The numbers of GPUs to consider: 4,8,16.", "N,N...")] = ""
+    table: Annotated[str, options.described("A file with a line for each size: number of GPUs, rate.", "FILE")] = ""
+    gpus: Annotated[str, options.described("The numbers of GPUs to consider: 4,8,16.", "N,N...")] = ""
     gpus_per_node: Annotated[int | None, options.count("GPUs per node.")] = None
-    gpu_type: Annotated[str, options.text("t4, v100, a10g, l4, a100 or h100: for the price.", "TYPE")] = ""
+    gpu_type: Annotated[str, options.described("t4, v100, a10g, l4, a100 or h100: for the price.", "TYPE")] = ""
     work: Annotated[
         int | None,
         options.time("How long the job takes without interruptions at the smallest known size; 1d by default."),
@@ -80,7 +80,9 @@ class Assumed:
 class Deadline:
     """The deadline, the budget, and the recorded spot machines."""
 
-    finish_by: Annotated[str, options.text("Replay this deadline on --traces: 36h, 18:00, 'Fri 18:00'.", "TIME")] = ""
+    finish_by: Annotated[
+        str, options.described("Replay this deadline on --traces: 36h, 18:00, 'Fri 18:00'.", "TIME")
+    ] = ""
     budget: Annotated[float | None, typer.Option(metavar="USD", help="The most to spend, in US dollars.")] = None
     traces: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Recorded availability of spot machines, one file per zone.")

@@ -67,23 +67,23 @@ def cp(
       elasticctl cp train:outputs/model.pt model.pt
       elasticctl cp vocab.txt train:/tmp/vocab.txt --worker 1
     """
-    came, goes = read_place(source), read_place(target)
-    if bool(came.job) == bool(goes.job):
+    from_, to = read_place(source), read_place(target)
+    if bool(from_.job) == bool(to.job):
         raise UsageError("one of the paths must be in a worker: JOB:PATH. FIX: elasticctl cp JOB:outputs/model.pt .")
-    if goes.job and not os.path.lexists(came.path):
-        raise UsageError(f"there is no {quote(came.path)} here")
+    if to.job and not os.path.lexists(from_.path):
+        raise UsageError(f"there is no {quote(from_.path)} here")
     place = reach(where)
-    pod = find_worker(place, came.job or goes.job, which)
-    room = Room(worker_access_of(place.context), pod)
-    if came.job:
-        said = f"{room.fetch(came.path, Path(goes.path))} copied from {room.name}"
+    pod = find_worker(place, from_.job or to.job, which)
+    files = WorkerFiles(worker_access_of(place.context), pod)
+    if from_.job:
+        said = f"{files.fetch(from_.path, Path(to.path))} copied from {files.name}"
     else:
-        said = f"{came.path} copied to {room.name}:{room.send(Path(came.path), goes.path)}"
+        said = f"{from_.path} copied to {files.name}:{files.send(Path(from_.path), to.path)}"
     say(said)
 
 
-class Room(NamedTuple):
-    """The file system of a worker."""
+class WorkerFiles(NamedTuple):
+    """The files of a worker."""
 
     access: WorkerAccess
     worker: Manifest
@@ -122,9 +122,9 @@ class Room(NamedTuple):
 
         def give(stream: BinaryIO) -> None:
             with tarfile.open(fileobj=stream, mode="w|") as archive:
-                archive.add(source, name, filter=_of_nobody)
+                archive.add(source, name, filter=_without_owner)
 
-        # Owned by whoever unpacks it, root too: ids of this machine mean nothing there.
+        # Owned by the user who unpacks it, even root: ids of this machine mean nothing there.
         self._pipe(["tar", "-x", "-o", "-f", "-", "-C", folder], path, give, reads=True)
         return path
 
@@ -150,7 +150,7 @@ class Room(NamedTuple):
             try:
                 streams = Streams(theirs, said.fileno(), said.fileno()) if reads else Streams(None, give, said.fileno())
                 code = self.access.run(self.worker, argv, streams)
-            except BrokenPipeError:  # nobody reads any more: `failed` says why
+            except BrokenPipeError:  # the reader has stopped: `failed` says why
                 pass
             finally:
                 os.close(theirs)
@@ -213,7 +213,7 @@ def _unpack_file(archive: tarfile.TarFile, member: tarfile.TarInfo, target: Path
             raise
 
 
-def _of_nobody(member: tarfile.TarInfo) -> tarfile.TarInfo:
+def _without_owner(member: tarfile.TarInfo) -> tarfile.TarInfo:
     """Remove the names and ids of this machine's users."""
     member.uid = member.gid = 0
     member.uname = member.gname = ""

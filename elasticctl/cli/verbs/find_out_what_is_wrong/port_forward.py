@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 app = new_app()
 
 HOST = "127.0.0.1"
-"""Nobody else can connect: what listens in a worker, such as TensorBoard, asks for no password."""
+"""Only this machine can connect: what listens in a worker, such as TensorBoard, asks for no password."""
 _PORTS = re.compile(r"(?:([0-9]{0,5}):)?([0-9]{1,5})")
 _HIGHEST = 65_535
 
@@ -101,7 +101,7 @@ class Forwarding:
     async def _listen(self, pair: PortPair) -> asyncio.Server:
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             try:
-                await self._carry(pair.there, reader, writer)
+                await self._forward(pair.there, reader, writer)
             except ElasticctlError as e:
                 say(str(e))
             finally:
@@ -113,11 +113,11 @@ class Forwarding:
             free = f"`:{pair.there}` takes a free one"
             raise UsageError(f"cannot listen on port {pair.here}: {e.strerror or e}. FIX: {free}") from e
 
-    async def _carry(self, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _forward(self, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection; a worker that is gone may have been replaced."""
         worker = self._worker
         try:
-            await self._access.carry(worker, port, reader, writer)
+            await self._access.forward(worker, port, reader, writer)
             return
         except NotFoundError:
             pass
@@ -127,4 +127,4 @@ class Forwarding:
             if not self._ended.done():
                 self._ended.set_exception(e)
             return
-        await self._access.carry(self._worker, port, reader, writer)
+        await self._access.forward(self._worker, port, reader, writer)

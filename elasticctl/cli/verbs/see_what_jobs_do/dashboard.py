@@ -22,7 +22,7 @@ from elasticctl.terminal import say
 from elasticctl_protocol import variables
 
 MAX_PORT = 65_535
-NO_STORAGES = "the dashboard in the cluster has no credentials for jobs' storages, and uses nobody else's"
+NO_STORAGES = "the dashboard in the cluster has no credentials for jobs' storages, and uses no others"
 _REDIRECT = '<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0;url={}">\n'
 
 app = new_app()

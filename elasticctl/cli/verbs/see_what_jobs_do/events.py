@@ -101,7 +101,7 @@ def _watch(target: Target, manifest: Manifest) -> None:
 
     name = manifest["metadata"]["name"]
     printed: set[TimelineEntry] = set()
-    widths = [0, len("group formed"), len(f"{name}-worker-10")]  # so that what comes later stands below what is there
+    widths = [0, len("group formed"), len(f"{name}-worker-10")]  # so that later lines align with earlier ones
     with target.cluster.watch_events(target.namespace) as events_of:
         for found, ended in Poller(
             lambda: _read(target, manifest, events_of), POLL_EVERY_S, observer=target.observer

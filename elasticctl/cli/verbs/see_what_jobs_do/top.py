@@ -150,8 +150,10 @@ def usage_of_jobs(jobs: Sequence[ElasticJob]) -> Table:
 
 def usage_data(jobs: Sequence[ElasticJob]) -> dict[str, Any]:
     """The same as data."""
-    return {"jobs": [{"name": job.name, "namespace": job.namespace, **_data(job.status.usage)} for job in jobs]}
-
-
-def _data(usage: JobUsage | None) -> dict[str, Any]:
-    return {"measured": 0, "workers": [], **to_json(usage or JobUsage())}
+    empty = {"measured": 0, "workers": []}
+    return {
+        "jobs": [
+            {"name": job.name, "namespace": job.namespace, **empty, **to_json(job.status.usage or JobUsage())}
+            for job in jobs
+        ]
+    }

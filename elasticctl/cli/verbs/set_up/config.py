@@ -40,30 +40,30 @@ class Fields:
         Literal["local", "aws", "gcp", "kubernetes"] | None,
         typer.Option("--provider", help="The provider of the machines."),
     ] = None
-    kube_context: Annotated[str | None, options.text("The kubeconfig context that reaches the cluster.")] = None
-    namespace: Annotated[str | None, options.text("The namespace for jobs.")] = None
+    kube_context: Annotated[str | None, options.described("The kubeconfig context that reaches the cluster.")] = None
+    namespace: Annotated[str | None, options.described("The namespace for jobs.")] = None
     storage: Annotated[
         str | None,
-        options.text("Jobs keep their state below this: s3://bucket/prefix, gs://bucket/prefix, a folder.", "URL"),
+        options.described("Jobs keep their state below this: s3://bucket/prefix, gs://bucket/prefix, a folder.", "URL"),
     ] = None
-    image: Annotated[str | None, options.text("The container image of jobs.", "IMAGE")] = None
+    image: Annotated[str | None, options.described("The container image of jobs.", "IMAGE")] = None
     service_account: Annotated[
         str | None,
-        options.text("The Kubernetes service account of the workers, which gives them their cloud permissions."),
+        options.described("The Kubernetes service account of the workers, which gives them their cloud permissions."),
     ] = None
     gpu_type: Annotated[
-        str | None, options.text("The GPU type that jobs use: t4, v100, a10g, l4, a100 or h100.", "TYPE")
+        str | None, options.described("The GPU type that jobs use: t4, v100, a10g, l4, a100 or h100.", "TYPE")
     ] = None
     gpus_per_node: Annotated[int | None, options.count("GPUs per node; 0: the smallest node type.", low=0)] = None
     pools: Annotated[
         str | None,
-        options.text("The pools that jobs ask for machines in, the best first: spot,on-demand.", "POOL,POOL..."),
+        options.described("The pools that jobs ask for machines in, the best first: spot,on-demand.", "POOL,POOL..."),
     ] = None
     pool_wait: Annotated[
         int | None, options.time("How long workers wait in one pool before the next is asked; 10m by default.")
     ] = None
     notify_url_from: Annotated[
-        str | None, options.text("Notify the webhook whose URL is in secret:KEY, file:PATH or env:NAME.", "REF")
+        str | None, options.described("Notify the webhook whose URL is in secret:KEY, file:PATH or env:NAME.", "REF")
     ] = None
 
 
@@ -136,7 +136,7 @@ def set_context(name: Name, given: Fields) -> None:
         place(context.provider, kind, each, spot=True)
     if fields.get("notify_url_from"):
         from elasticctl.operations.manifest_changes import (
-            notification_reference,  # not for those who only read contexts
+            notification_reference,  # not needed to read contexts
         )
 
         url_from = notification_reference(fields["notify_url_from"], context.provider)

@@ -41,7 +41,7 @@ class InstallOptions:
     """What to install, and how."""
 
     image: Annotated[
-        str, options.text("The controller's image; required the first time, then unchanged by default.", "IMAGE")
+        str, options.described("The controller's image; required the first time, then unchanged by default.", "IMAGE")
     ] = ""
     sharing: Annotated[
         bool | None,
@@ -73,7 +73,7 @@ class InstallOptions:
         tuple[str, ...],
         typer.Option("--no-feature", metavar="NAME", help="Remove the permissions of a feature."),
     ] = ()
-    dashboard: Annotated[str, options.text("Also run a dashboard for a team, with this image.", "IMAGE")] = ""
+    dashboard: Annotated[str, options.described("Also run a dashboard for a team, with this image.", "IMAGE")] = ""
     dashboard_changes: Annotated[
         bool, typer.Option("--dashboard-changes", help="Let people change jobs there, with their own permissions.")
     ] = False
@@ -334,8 +334,8 @@ _OUTCOME_WIDTH, _NAME_WIDTH = 7, 10
 @verb(app, "doctor")
 def doctor(
     *,
-    storage: Annotated[str, options.text("The storage to test; the context's own by default.", "URL")] = "",
-    controller_namespace: Annotated[str, options.text("Where the controller was installed.")] = "",
+    storage: Annotated[str, options.described("The storage to test; the context's own by default.", "URL")] = "",
+    controller_namespace: Annotated[str, options.described("Where the controller was installed.")] = "",
     output: Annotated[
         Literal["table", "json", "yaml"], typer.Option("-o", "--output", help="Output format.")
     ] = "table",

@@ -57,7 +57,7 @@ def local_down(
     yes: options.Yes = False,
 ) -> None:
     """Stop the workers and the supervisor; jobs continue from their checkpoints when it next starts."""
-    from elasticctl.cluster.audit_log import note_here
+    from elasticctl.cluster.audit_log import record_locally
     from elasticctl.cluster.local.paths import local_paths
     from elasticctl.cluster.local.supervisor_client import shut_down
 
@@ -67,7 +67,7 @@ def local_down(
         typer.confirm("Delete every job of the local cluster?", abort=True, err=True)
     stopped = shut_down(local_paths(), keep_jobs=not delete_jobs, say=say)
     if delete_jobs:
-        note_here("delete all jobs", "cluster", "local")
+        record_locally("delete all jobs", "cluster", "local")
     gone = "; its jobs are deleted" if delete_jobs else ""
     say(("the local cluster is down" if stopped else "the local cluster is not running") + gone)
 
@@ -75,7 +75,7 @@ def local_down(
 @verb(local, "sharing")
 def local_sharing(
     state: Annotated[Literal["on", "off"] | None, typer.Argument(metavar="on|off")] = None,
-    cpu_slots: Annotated[int | None, options.count("The number of ranks without GPUs that may run at once.")] = None,
+    cpu_slots: Annotated[int | None, options.count("How many ranks without GPUs may run at the same time.")] = None,
 ) -> None:
     """Share this machine between projects by quotas and priorities, or stop; without on or off, show the state.
 
@@ -85,7 +85,7 @@ def local_sharing(
       elasticctl local sharing on --cpu-slots 4
       elasticctl local sharing off
     """
-    from elasticctl.cluster.audit_log import note_here
+    from elasticctl.cluster.audit_log import record_locally
     from elasticctl.cluster.local.capacity import LocalSharing
     from elasticctl.cluster.local.client import LocalCluster
 
@@ -96,7 +96,7 @@ def local_sharing(
         found = cluster.sharing()
     else:
         found = cluster.set_sharing(LocalSharing(state == "on", cpu_slots))
-        note_here("set sharing", "sharing", "local", now=state)
+        record_locally("set sharing", "sharing", "local", now=state)
     slots = "" if found.cpu_slots is None else f", {plural(found.cpu_slots, 'CPU slot')}"
     say(f"sharing is {'on' if found.on else 'off'}{slots if found.on else ''}")
     if found.on:

@@ -46,7 +46,7 @@ def set_secret(
       elasticctl secret set s3 --from-env-file keys.env
     """
     context, namespace = locate(where)
-    check_secret_name(name)  # before anybody types a value
+    check_secret_name(name)  # before a value is typed
     for key in keys:
         _check_key(key)
     if bool(keys) == bool(env_file):

@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 from elasticctl.cli.framework.completion import complete_gpu_type
-from elasticctl.cli.framework.options import described, flag, named
+from elasticctl.cli.framework.options import described, flag
 
 SECTIONS: Mapping[str, tuple[str, ...]] = {
     "Size": (
@@ -77,7 +77,12 @@ JOB_OPTIONS: Mapping[str, Any] = {
     "mounts": typer.Option("--mount", metavar="CLAIM:/PATH", help="Mount a PersistentVolumeClaim, on Kubernetes."),
     "workspace": described("The folder to upload; the script's own by default.", "DIR"),
     "no_workspace": flag("Upload no files: the script is already where the job runs.", "--no-workspace"),
-    "workspace_limit": named("--workspace-limit", "The largest workspace to upload; 100MB by default.", "SIZE"),
+    "workspace_limit": typer.Option(
+        "--workspace-limit",
+        metavar="SIZE",
+        help="The largest workspace to upload; 100MB by default.",
+        show_default=False,
+    ),
     "storage": described("Where to keep state: a folder, s3://… or gs://…; by default a new location.", "URL"),
     "cpus": described("CPUs of each worker.", "N"),
     "memory": described("Memory of each worker: 32Gi.", "SIZE"),

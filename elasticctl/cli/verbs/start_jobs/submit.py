@@ -41,7 +41,7 @@ _FILES = "Script, files and storage"
 app = new_app()
 
 
-NOTIFY_OPTION: Any = options.text(
+NOTIFY_OPTION: Any = options.described(
     "Notify the webhook whose URL is in secret:KEY, file:PATH or env:NAME; none: do not notify.", "REF"
 )
 
@@ -70,7 +70,7 @@ class ManifestSource:
         bool, typer.Option("--same-code", help="With -f: run the code that the manifest names, not the folder's.")
     ] = False
     save: Annotated[
-        str, options.text("Write the script, arguments and options to a file for -f, and submit nothing.", "FILE")
+        str, options.described("Write the script, arguments and options to a file for -f, and submit nothing.", "FILE")
     ] = ""
     settings: Annotated[
         tuple[Assignment, ...],
@@ -114,7 +114,7 @@ class Places(Where):
 class CommandLine:
     """What a command line says beyond its parsed options.
 
-    `after_dashes` are the words behind `--`. `after_dry_run` are those behind a --dry-run without a value. `written` is
+    `after_dashes` are the words after `--`. `after_dry_run` are those after a --dry-run without a value. `written` is
     the job file, `project` the project file. `typed` names the parameters that were typed, `from_files` those that a
     file gave.
     """
@@ -349,7 +349,7 @@ def _check_dry_run(line: CommandLine, args: tuple[str, ...]) -> None:
         if word in line.after_dry_run:
             raise UsageError(
                 f"--dry-run {quote(word)}: is that a value, or an argument of the script? FIX: --dry-run=client or "
-                "--dry-run=server; put arguments of the script behind --"
+                "--dry-run=server; put arguments of the script after --"
             )
 
 

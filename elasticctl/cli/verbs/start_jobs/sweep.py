@@ -1,4 +1,4 @@
-"""`sweep`: one job for each point of a grid, so many at once, and the results in one table."""
+"""`sweep`: one job for each point of a grid, some at a time, and the results in one table."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from elasticctl.terminal import say
 
 _GRID_OPTIONS: Mapping[str, Any] = {
     "grid": typer.Option("--grid", metavar="NAME=VALUES", help="A parameter and its values: lr=0.1,0.01 or seed=1..3."),
-    "parallel": typer.Option(metavar="N", help="The number of jobs that run at once.", show_default=True),
+    "parallel": typer.Option(metavar="N", help="The number of jobs that run at a time.", show_default=True),
     "metric": described("The metric by which to order the results: loss.", "NAME"),
     "mode": typer.Option("--mode", help="Whether the lowest or the highest value of the metric is best."),
     "early_stop": described(
@@ -64,7 +64,7 @@ def sweep(
     """Run SCRIPT once for each point of a grid, and print the results in one table.
 
     Each point is a job with the label `sweep=NAME`. Its values are added to the script's arguments as --lr 0.1, or
-    replace {lr} in them. Ctrl-C leaves the jobs as they are: those that run continue, the others wait for --continue.
+    replace {lr} in them. Ctrl-C leaves the jobs as they are: running jobs continue, the others wait for --continue.
     The job options of `submit` apply to each job. The exit code is 1 if a job has failed.
 
     \b

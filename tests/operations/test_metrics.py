@@ -8,9 +8,9 @@ import pytest
 
 from elasticctl.api.errors import JobStorageError
 from elasticctl.api.spec import ElasticJob
-from elasticctl.cluster import stored_metrics as reading
 from elasticctl.cluster.local.paths import local_paths
-from elasticctl.cluster.stored_metrics import StoredMetrics
+from elasticctl.operations import metrics as reading
+from elasticctl.operations.metrics import StoredMetrics
 from elasticctl_store.stored_logs import Incarnation
 from tests.support.jobs import FOREVER, shell_job
 from tests.support.metrics import keeps_in, store_metrics
@@ -52,6 +52,6 @@ def test_a_job_of_this_machine_that_has_stored_nothing_has_no_metrics(
     assert StoredMetrics(job_with(local_paths().storage / "plain-1234")).read_new() == []
 
 
-def test_a_storage_that_is_not_here_is_said(tmp_path: Path) -> None:
+def test_a_storage_that_is_not_here_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(JobStorageError, match="is not a folder on this machine"):
         StoredMetrics(job_with(tmp_path / "gone")).read_new()

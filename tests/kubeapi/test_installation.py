@@ -6,7 +6,7 @@ import pytest
 
 from elasticctl.kubeapi import installation
 from elasticctl.kubeapi.features import ALL, FOR_THE_CLUSTER, Feature
-from elasticctl.kubeapi.single_namespace import LABEL_NAMESPACE, OF_THE_CLUSTER, is_for_all
+from elasticctl.kubeapi.installation import LABEL_NAMESPACE, OF_THE_CLUSTER, is_for_all
 from tests.support.controller.rights import allowed, bound_roles, rights_of
 
 
@@ -25,7 +25,7 @@ def test_without_features_it_has_no_rights_outside_of_its_namespace() -> None:
     assert ("", "nodes", "watch") not in rights_of(role)
 
 
-def test_what_is_no_namespaces_is_in_a_role_of_the_cluster_named_after_it() -> None:
+def test_cluster_scoped_rights_are_in_a_role_named_after_the_namespace() -> None:
     found = bound_roles(confined(*Feature))
     assert {right for role in found for right in rights_of(role)} == allowed(ALL)
     for role in found:

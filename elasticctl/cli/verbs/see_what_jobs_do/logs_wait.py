@@ -1,10 +1,10 @@
-"""`logs`: the output of the workers of a job, each line after the name of its worker."""
+"""`logs`: the output of the workers of a job, each line after the name of its worker; `wait`: until jobs end."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -62,3 +62,30 @@ def logs(
     from elasticctl.cli.views.follow import code_of_followed
 
     return max(code_of_followed(target, manifest) for manifest in found)
+
+
+@verb(app, "wait")
+def wait(
+    *,
+    jobs: options.Jobs = (),
+    label: Labels = (),
+    until: Annotated[Literal["done", "running"], typer.Option("--for", help="What to wait for.")] = "done",
+    timeout: options.Timeout = None,
+    where: Where,
+) -> int:
+    """Wait until jobs end.
+
+    The exit code says how they ended: 0 succeeded, 1 failed, 3 not found or unreachable, 4 cancelled, 124 timed out.
+    With several jobs, it is the first of 1, 3, 124 and 4 that applies to any of them.
+
+    With --for running, it returns once enough workers run; the first step follows a few seconds later.
+
+    \b
+      elasticctl wait train --timeout 2h
+      elasticctl wait --label sweep=lr
+    """
+    from elasticctl.cli.views.follow import await_all
+
+    target = reach(where)
+    found = [target.find(name) for name in chosen_names(target, jobs, label)]
+    return await_all(target, found, timeout_s=timeout, running=until == "running")

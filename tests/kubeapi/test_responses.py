@@ -1,4 +1,4 @@
-"""Objects that somebody has nested thousands of levels deep, where their schema lets anything pass."""
+"""Objects that are nested thousands of levels deep, where their schema allows anything."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticctl.kubeapi.connection import Connection
-from elasticctl.kubeapi.nested_json import MOST_LEVELS, parse
+from elasticctl.kubeapi.responses import MOST_LEVELS, parse_json
 from elasticctl.kubeapi.watch import ObjectStore, Reflector, Resource
 from elasticctl_controller.kube.pruning import prune_job
 from tests.support.anything import JSON
@@ -40,8 +40,8 @@ def depth(value: Any) -> int:
 
 
 @pytest.mark.parametrize("levels", [2, MOST_LEVELS - 2, MOST_LEVELS, MOST_LEVELS + 2, 990, 20_000])
-def test_what_is_too_deep_reads_as_null_and_the_rest_as_it_is(levels: int) -> None:
-    found = parse(f'{{"a": [{nested(levels - 2)}, "b]"], "c": {{}}}}'.encode())
+def test_values_nested_too_deeply_read_as_null(levels: int) -> None:
+    found = parse_json(f'{{"a": [{nested(levels - 2)}, "b]"], "c": {{}}}}'.encode())
     assert (found["a"][1], found["c"]) == ("b]", {})
     assert depth(found) == min(levels, MOST_LEVELS)
 
@@ -49,14 +49,14 @@ def test_what_is_too_deep_reads_as_null_and_the_rest_as_it_is(levels: int) -> No
 @given(JSON)
 def test_anything_else_reads_as_json_does(value: object) -> None:
     text = json.dumps([value, [[]] * MOST_LEVELS]).encode()
-    assert parse(text) == json.loads(text)
+    assert parse_json(text) == json.loads(text)
 
 
 @given(st.binary(max_size=40))
-def test_what_is_no_json_is_a_value_error(text: bytes) -> None:
+def test_invalid_json_is_a_value_error(text: bytes) -> None:
     for cut in (text, nested(2000).encode()[:9000] + text):
         try:
-            parse(cut)
+            parse_json(cut)
         except ValueError:
             continue
 
@@ -101,7 +101,7 @@ class Streams:
 
 @pytest.mark.parametrize("levels", [sys.getrecursionlimit() - 60, 9000])
 def test_such_a_job_hides_no_other(levels: int) -> None:
-    """Before, the list of all jobs failed again and again, and with it the controller, for everybody."""
+    """Before, the list of all jobs failed again and again, and with it the controller, for all users."""
     deep = nested(levels)
     streams = Streams(
         [job("deep", 1, deep), job("other", 2)],

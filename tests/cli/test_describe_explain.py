@@ -1,4 +1,4 @@
-"""`describe` and `events`: pages for people that fit their terminal, and data."""
+"""`describe`, `events` and `explain`: pages and sentences that fit a terminal, and data."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import CheckpointStatus, GroupGeneration, JobStatus, ProgressStatus
 from elasticctl.api.text import public_value
 from elasticctl.cli.framework.output import Table, fit_table, format_aligned
+from elasticctl.cli.verbs.find_out_what_is_wrong.describe_explain import explanation_lines
 from elasticctl.cli.views.description import describe_job, format_sections, protection
 from elasticctl.cli.views.job import on_a_loss
 from elasticctl.diagnosis import Case, diagnose
@@ -69,18 +70,18 @@ def test_variables_that_sound_private_are_not_shown() -> None:
         ("PROXY", "http://proxy:8080/a@b", "http://proxy:8080/a@b"),
     ],
 )
-def test_what_is_private_is_hidden(name: str, value: str, shown: str) -> None:
+def test_private_values_are_hidden(name: str, value: str, shown: str) -> None:
     assert public_value(name, value) == shown
 
 
-def test_of_many_interruptions_the_last_are_shown_and_the_others_counted() -> None:
+def test_the_last_of_many_interruptions_are_shown_and_the_others_counted() -> None:
     lines = page(job(interruptions=[{"at": at(i), "worker": f"w-{i}"} for i in range(14)]), 80)
     begin = lines.index("Interruptions:")
     assert lines[begin + 1] == "  (4 before)"
     assert "w-13" in lines[begin + 11]
 
 
-def test_rows_that_come_later_stand_below_those_that_are_there() -> None:
+def test_later_rows_align_with_earlier_ones() -> None:
     first, widths = format_aligned(Table(("A", "B"), [("one", "x")]))
     later, _ = format_aligned(Table(("A", "B"), [("1", "y")]), widths)
     assert (first, later[1:]) == (["A    B", "one  x"], ["1    y"])
@@ -114,7 +115,7 @@ def test_wide_characters_take_two_columns_of_a_terminal() -> None:
         ),
     ],
 )
-def test_it_says_beforehand_what_the_loss_of_a_worker_costs(known: dict[str, Any], said: str) -> None:
+def test_the_cost_of_losing_a_worker_is_shown_in_advance(known: dict[str, Any], said: str) -> None:
     group = GroupGeneration(1, ("w-0",), stays=False, restarts_because="sharded", **known)
     assert protection(JobStatus(generations=(group,))) == said
 
@@ -145,3 +146,28 @@ def test_a_loss_costs_no_more_than_the_steps_since_the_last_checkpoint(saved: in
 )
 def test_status_says_it_in_a_few_words(known: dict[str, Any], said: str) -> None:
     assert on_a_loss(JobStatus(generations=(GroupGeneration(1, ("w-0",), **known),))) == said
+
+
+def lines(width: int) -> list[str]:
+    case = Case(ElasticJob.from_manifest(job(**FAILED)), (), AT + 200)
+    return list(explanation_lines(case, diagnose(case), width))
+
+
+def test_the_output_reads_as_sentences_at_80_columns() -> None:
+    assert lines(80) == [
+        "digits is Failed.",
+        "It failed: rank 1 of worker-1 ended with exit code 1: ValueError: bad learning",
+        "rate. That was failure 4; --backoff-limit allows 3.",
+        "  | Traceback (most recent call last):",
+        "  | ValueError: bad learning rate",
+        "  see all of its output:  elasticctl logs digits --worker 1",
+        "  after fixing that, continue from its last checkpoint:  elasticctl rerun digits --from-checkpoint latest",
+    ]
+
+
+def test_other_problems_follow() -> None:
+    case = Case(ElasticJob.from_manifest(job(failures=1)), (), AT + 60)
+    text = list(explanation_lines(case, diagnose(case), 80))
+    assert text[1].startswith("Its script has failed once. 1 of 3")
+    assert text[text.index("Also:") + 1].startswith("- It is training: ")
+    assert all(len(line) <= 80 for line in text if "elasticctl " not in line)

@@ -1,4 +1,4 @@
-"""Recorded shapes of the nodes of EKS and GKE, and of their service accounts: what doctor tells of each."""
+"""Recorded shapes of the nodes of EKS and GKE, of their service accounts and network plugins: what doctor reports."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from elasticctl.api.gpu_types import gpu_type, place
 from elasticctl.doctor import CheckOutcome
-from elasticctl.doctor.clouds import TRAITS, check_cloud, check_identity
+from elasticctl.doctor.platform import TRAITS, check_cloud, check_identity, check_network
 from tests.support.control import ControlApi
 
 DOCS = (Path(__file__).parents[2] / "docs" / "clouds.md").read_text("utf-8")
@@ -95,7 +95,9 @@ GKE_FLEX = {
         ),
     ],
 )
-def test_what_nodes_say_is_told(provider: str, nodes: list[dict[str, Any]], outcome: CheckOutcome, says: str) -> None:
+def test_facts_about_nodes_are_reported(
+    provider: str, nodes: list[dict[str, Any]], outcome: CheckOutcome, says: str
+) -> None:
     found = check_cloud(nodes, provider)
     assert (found.outcome, found.says) == (outcome, says)
     assert ("ProvisioningRequest" in found.mend) is (outcome is CheckOutcome.WARNING)
@@ -110,7 +112,7 @@ def test_taints_of_a_teams_own_are_named() -> None:
     assert check_cloud([without_gpus], "aws").outcome is CheckOutcome.OK
 
 
-def test_nothing_is_told_of_other_clusters_and_nothing_breaks() -> None:
+def test_nothing_is_reported_of_other_clusters_and_nothing_breaks() -> None:
     for nodes in ([], [{}], [{"metadata": None, "spec": {"taints": "x"}, "status": 3}]):
         assert check_cloud(nodes, "kubernetes").outcome is CheckOutcome.SKIPPED
 
@@ -129,7 +131,7 @@ def test_a_job_on_demand_takes_what_is_reserved() -> None:
         ({}, "without an annotation"),
     ],
 )
-def test_as_whom_workers_run_is_told(annotations: dict[str, str], says: str) -> None:
+def test_the_identity_of_workers_is_reported(annotations: dict[str, str], says: str) -> None:
     api = ControlApi()
     try:
         account = {"metadata": {"name": "trainer", "annotations": annotations}}
@@ -148,3 +150,43 @@ def test_as_whom_workers_run_is_told(annotations: dict[str, str], says: str) -> 
 def test_every_label_is_documented_with_its_source() -> None:
     for trait in TRAITS:
         assert f"`{trait.label}" in DOCS
+
+
+AWS_AGENT = {"name": "aws-eks-nodeagent", "args": ["--enable-ipv6=false", "--enable-network-policy=true"]}
+
+
+def daemon_set(name: str, *containers: dict[str, Any]) -> dict[str, Any]:
+    return {"metadata": {"name": name}, "spec": {"template": {"spec": {"containers": [*containers]}}}}
+
+
+def node(version: str) -> dict[str, Any]:
+    return {"metadata": {"name": "n"}, "status": {"nodeInfo": {"kubeletVersion": version}}}
+
+
+@pytest.mark.parametrize("name", ["cilium", "calico-node", "rke2-canal", "anetd", "kube-router", "kindnet"])
+def test_a_plugin_that_enforces_them_is_named(name: str) -> None:
+    found = check_network([daemon_set("nvidia-device-plugin"), daemon_set(name)], [])
+    assert (found.outcome, found.says) == (CheckOutcome.OK, f"{name} enforces NetworkPolicies")
+
+
+@pytest.mark.parametrize("plugin", [daemon_set("kube-flannel-ds"), daemon_set("aws-node", {"name": "aws-node"})])
+def test_one_that_does_not_is_a_warning(plugin: dict[str, Any]) -> None:
+    found = check_network([plugin], [node("v1.31.0-eks-1")])
+    assert found.outcome is CheckOutcome.WARNING
+    assert "open to every pod" in found.says
+    assert found.mend
+
+
+def test_that_of_aws_does_if_it_is_configured() -> None:
+    assert check_network([daemon_set("aws-node", AWS_AGENT)], []).outcome is CheckOutcome.OK
+
+
+def test_k3s_does_by_itself() -> None:
+    assert check_network([], [node("v1.30.1+k3s1")]).outcome is CheckOutcome.OK
+    assert check_network([], [node("v1.30.1+k3s1"), node("v1.30.1")]).outcome is CheckOutcome.SKIPPED
+
+
+@pytest.mark.parametrize("odd", [{}, {"metadata": None}, {"metadata": {"name": "aws-node"}, "spec": []}])
+def test_unknown_facts_are_not_claimed(odd: dict[str, Any]) -> None:
+    assert check_network([odd], [{}]).outcome in (CheckOutcome.SKIPPED, CheckOutcome.WARNING)
+    assert check_network([], []).outcome is CheckOutcome.SKIPPED

@@ -7,8 +7,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticctl.api.observed.ranks import MOST_PLACES, describe_hang
-from elasticctl_protocol.reports import RankPlace, ranks_text
+from elasticctl_protocol.reports import MOST_PLACES, RankPlace, describe_hang, ranks_text
 
 
 def test_the_rank_that_the_others_wait_for_comes_first() -> None:
