@@ -44,7 +44,7 @@ from elasticctl.operations.moved_manifest import (
 from elasticctl.operations.observer import Observer
 from elasticctl.operations.storage_urls import choose_storage
 from elasticctl.operations.target import ENDED, Target, live_pods
-from elasticctl_store.checkpoints import commits, move_target, run_records, transfer, verify
+from elasticctl_store.checkpoints import commits, run_records, transfer, verify
 from elasticctl_store.checkpoints.retention import take_over
 from elasticctl_store.checkpoints.transfer import CheckpointObjects, CopyResult
 from elasticctl_store.errors import DamagedError, FencedError, MissingError, MovedError, StorageError
@@ -119,7 +119,7 @@ def abandon_of_deleted_job(job: ElasticJob, observer: Observer) -> None:
 def discard_leftovers(here: Storage, url: str, observer: Observer, typed: str = "") -> None:
     """Delete what an ended move has copied to `url`, if there is nothing else; reports a failure."""
     try:
-        move_target.discard(here, open_job_storage(url, typed=typed))
+        transfer.discard_copies(here, open_job_storage(url, typed=typed))
     except StorageError as e:
         observer.report(f"what was copied to {url} stays there: {e}")
 
@@ -166,7 +166,7 @@ class Move:
                 self._copy_state(name, here, there, manifest)
         with self._only_there(name):
             with storage_errors():
-                move_target.release(here, there)
+                transfer.release_target(here, there)
             self._start_there(name, manifest)
         self._observer.report(f"{name}: continues in {self.new.context.name}, with its state in {there.url}")
 
@@ -188,13 +188,13 @@ class Move:
         if job.status.phase.terminal:
             raise _ended_error(job.name, job.status.phase.value)
         with storage_errors():
-            move_target.check(here, there)
+            transfer.check_target(here, there)
             if job.status.checkpoint.step is None and transfer.find_newest(here) is None:
                 raise UsageError(f"{job.name} has committed no checkpoint in {here.url} yet: there is nothing to move")
         if made is not None and self._find_there(made) is None:
             self.target.cluster.create_job(made, dry_run=True)
         with storage_errors():
-            move_target.try_to_write(there)
+            transfer.check_writable(there)
 
     def _find_there(self, made: Manifest) -> Manifest | None:
         """The job in its new place, if an earlier attempt created it. Raises ConflictError for another of that name."""
@@ -241,9 +241,9 @@ class Move:
             writer = take_over(here)  # a run that is still alive can no longer commit
             if self.begun not in ("", self.new.url):
                 discard_leftovers(here, self.begun, self._observer, self.typed)
-            move_target.hold(here, there, writer.generation.position)
+            transfer.hold_target(here, there, writer.generation.position)
             load, carried = self._copy_newest(name, here, there)
-            run_records.copy(here, there)
+            run_records.copy_records(here, there)
             self._copy_workspace(manifest)
         sent = plural(carried.sent, "object") + (f" sent, {carried.found} were there" if carried.found else " sent")
         self._observer.report(f"{name}: step {load.commit.step} copied: {sent}, {size_text(load.size_bytes)}")

@@ -1,4 +1,4 @@
-"""How the ends of ranks are reported to the service, and what its answers do."""
+"""How the ends of ranks are reported to the service, and the effect of its answers."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def once(condition: Callable[[], object], act: Callable[[], object]) -> None:
 
 
 def over_once_up(handler: ScriptedRendezvous) -> None:
-    """The first generation is over as soon as its rank has made the file `up`."""
+    """The first generation is over once its rank has created the file `up`."""
     if handler.generation == 1:
         once(Path("up").exists, lambda: handler.end_generation(1))
 
 
-def test_the_whole_evidence_is_reported(launch: Launch) -> None:
+def test_all_evidence_is_reported(launch: Launch) -> None:
     handler = ScriptedRendezvous({"fail": EXIT})
     assert launch(handler, *python("import sys", "print('a', flush=True)", "raise ValueError('no')")) == 1
     (body,) = handler.bodies("fail")
@@ -51,7 +51,7 @@ def test_the_whole_evidence_is_reported(launch: Launch) -> None:
     }  # fmt: skip
 
 
-TOLD_TO_END = """
+GETS_SIGTERM = """
 import os, signal, sys, time
 
 def has_ended(pid):
@@ -61,19 +61,19 @@ def has_ended(pid):
         return True
 
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-ready, tell = os.pipe()
+ready, handled = os.pipe()
 child = os.fork()
 if child == 0:
-    os.write(tell, b".")
+    os.write(handled, b".")
     time.sleep(60)
     os._exit(1)
 os.read(ready, 1)
-os.kill(child, signal.SIGTERM)  # which is no sign of the rank's own
+os.kill(child, signal.SIGTERM)  # not a signal to the rank itself
 os.waitpid(child, 0)
-if os.environ["LOCAL_RANK"] == os.environ["TOLD"]:
-    with open("told", "w") as file:
+if os.environ["LOCAL_RANK"] == os.environ["SIGNALED"]:
+    with open("terminated", "w") as file:
         file.write(str(os.getpid()))
-    os.rename("told", "pid")
+    os.rename("terminated", "pid")
     os.kill(os.getpid(), signal.SIGTERM)
 elif "PEER" in os.environ:
     while not os.path.exists("pid") or not has_ended(int(open("pid").read())):
@@ -83,26 +83,26 @@ elif "PEER" in os.environ:
 """
 
 
-@pytest.mark.parametrize("told", [True, False])
-def test_exit_code_0_after_a_sigterm_from_outside_is_told_from_the_end_of_the_work(
-    launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: bool
+@pytest.mark.parametrize("terminated", [True, False])
+def test_exit_code_0_after_a_foreign_sigterm_is_not_success(
+    launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, terminated: bool
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TOLD", "0" if told else "none")
-    (tmp_path / "train.py").write_text(TOLD_TO_END)
+    monkeypatch.setenv("SIGNALED", "0" if terminated else "none")
+    (tmp_path / "train.py").write_text(GETS_SIGTERM)
     handler = ScriptedRendezvous({"finish": DONE})
     assert launch(handler, sys.executable, str(tmp_path / "train.py"), options=LIGHT) == 0
     (body,) = handler.bodies("finish")
-    assert body.get("terminated", False) is told
+    assert body.get("terminated", False) is terminated
 
 
-def test_a_rank_that_somebody_told_to_end_is_to_blame_for_the_error_of_its_neighbour(
+def test_a_rank_that_got_a_foreign_sigterm_explains_the_error_of_its_peer(
     launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TOLD", "1")
+    monkeypatch.setenv("SIGNALED", "1")
     monkeypatch.setenv("PEER", "yes")
-    (tmp_path / "train.py").write_text(TOLD_TO_END)
+    (tmp_path / "train.py").write_text(GETS_SIGTERM)
     handler = ScriptedRendezvous({"fail": EXIT})
     options = (*LIGHT, "--nproc-per-node", "2")
     assert launch(handler, sys.executable, str(tmp_path / "train.py"), options=options) == 143
@@ -111,7 +111,7 @@ def test_a_rank_that_somebody_told_to_end_is_to_blame_for_the_error_of_its_neigh
     assert body["failure"]["error"] == "it got SIGTERM, not from its launcher, and ended with exit code 0"
 
 
-def test_a_fault_below_python_is_reported_with_the_line_of_the_script(launch: Launch, tmp_path: Path) -> None:
+def test_a_native_crash_is_reported_with_the_line_of_the_script(launch: Launch, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("import ctypes\n\ndef step():\n    ctypes.string_at(0)\n\nstep()\n")
     handler = ScriptedRendezvous({"fail": EXIT})
@@ -131,7 +131,7 @@ def test_arguments_that_the_script_refuses_are_a_permanent_failure(launch: Launc
     assert body["failure"]["error"] == "train.py: error: unrecognized arguments: --epoch 3"
 
 
-def test_a_killed_rank_is_reported_and_may_start_again_in_place(launch: Launch) -> None:
+def test_a_killed_rank_is_reported_and_restarts_in_place(launch: Launch) -> None:
     handler = ScriptedRendezvous({"fail": REJOIN, "finish": DONE})
     assert launch(handler, "sh", "-c", f"{FIRST} && kill -KILL $$; exit 0") == 0
     (body,) = handler.bodies("fail")
@@ -140,18 +140,18 @@ def test_a_killed_rank_is_reported_and_may_start_again_in_place(launch: Launch) 
 
 
 @pytest.mark.parametrize("wait", [[PENDING, PENDING], [AWAY, AWAY, AWAY]], ids=["pending", "away"])
-def test_a_verdict_is_waited_for(launch: Launch, wait: list[object]) -> None:
+def test_the_launcher_waits_for_the_verdict(launch: Launch, wait: list[object]) -> None:
     handler = ScriptedRendezvous({"fail": [*wait, REJOIN], "finish": DONE})  # type: ignore[list-item]
     assert launch(handler, "sh", "-c", f"{FIRST} && exit 3; exit 0") == 0
     bodies = handler.bodies("fail")
     assert len(bodies) == len(wait) + 1
     ages = [body.pop("ended_s_ago") for body in bodies]
-    assert ages == sorted(set(ages)), "the end is as long ago as it is"
+    assert ages == sorted(set(ages)), "the reported age grows"
     assert all(body == bodies[0] for body in bodies)
 
 
 @pytest.mark.parametrize("verb", ["fail", "finish"])
-def test_who_waits_for_the_service_answers_sigterm_at_once(launch: Launch, verb: str) -> None:
+def test_sigterm_ends_the_wait_for_the_service(launch: Launch, verb: str) -> None:
     silent = threading.Event()
 
     def hang(body: object) -> dict[str, object]:
@@ -166,7 +166,7 @@ def test_who_waits_for_the_service_answers_sigterm_at_once(launch: Launch, verb:
     assert handler.bodies("leave")
 
 
-def test_ranks_start_again_if_a_peer_is_lost_before_its_ranks_have_ended(launch: Launch) -> None:
+def test_ranks_restart_if_a_peer_is_lost_before_its_ranks_have_ended(launch: Launch) -> None:
     handler = ScriptedRendezvous({"finish": [{"state": "waiting"}, {"state": "rejoin"}, DONE]})
     assert launch(handler, "true") == 0
     assert handler.generation == 2
@@ -180,18 +180,18 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("here")
-def test_an_end_is_reported_although_the_generation_was_over_before(launch: Launch) -> None:
-    """The rank fails by itself while it is being stopped: its `finally` takes longer than the news."""
+def test_a_failure_is_reported_although_the_generation_is_over(launch: Launch) -> None:
+    """The rank fails by itself while it is being stopped: its `finally` ends after the generation."""
     lines = (
         "import os, signal, sys, time",
-        "told = []",
-        "signal.signal(signal.SIGTERM, lambda *_: told.append(1))",
+        "terminated = []",
+        "signal.signal(signal.SIGTERM, lambda *_: terminated.append(1))",
         "if os.environ['ELASTICCTL_GENERATION'] == '1':",
         "    try:",
         "        raise ValueError('step 5')",
         "    finally:",
         "        open('up', 'w').close()",
-        "        while not told: time.sleep(0.02)",
+        "        while not terminated: time.sleep(0.02)",
     )
     handler = ScriptedRendezvous({"fail": REJOIN, "finish": DONE}, over_once_up)
     assert launch(handler, *python(*lines), options=("--stop-grace", "600")) == 0
@@ -205,7 +205,7 @@ def test_an_end_is_reported_although_the_generation_was_over_before(launch: Laun
     ["signal.signal(signal.SIGTERM, lambda *_: os._exit(7))", "signal.signal(signal.SIGTERM, signal.SIG_IGN)", ""],
     ids=["handles it", "ignores it", "dies of it"],
 )
-def test_an_answer_to_our_own_signal_is_no_end_to_report(launch: Launch, line: str) -> None:
+def test_an_exit_after_our_own_signal_is_not_a_failure(launch: Launch, line: str) -> None:
     last = "time.sleep(600 if os.environ['ELASTICCTL_GENERATION'] == '1' else 0)"
     handler = ScriptedRendezvous({"finish": DONE}, over_once_up)
     assert launch(handler, *python("import os, signal, time", line, "open('up', 'w').close()", last)) == 0
@@ -213,8 +213,8 @@ def test_an_answer_to_our_own_signal_is_no_end_to_report(launch: Launch, line: s
 
 
 @pytest.mark.usefixtures("here")
-def test_a_better_explanation_from_another_rank_here_is_told_too(launch: Launch) -> None:
-    """Rank 0 loses its connection because rank 1 fails, which takes longer over it."""
+def test_a_better_explanation_from_another_rank_is_reported_too(launch: Launch) -> None:
+    """Rank 0 loses its connection because rank 1 fails, which ends later."""
     lines = (
         "import os, signal, time",
         "signal.signal(signal.SIGTERM, lambda *_: None)",
@@ -225,22 +225,22 @@ def test_a_better_explanation_from_another_rank_here_is_told_too(launch: Launch)
         "    raise ValueError('mine')",
         "finally:",
         "    open('up', 'w').close()",
-        "    while not os.path.exists('told'): time.sleep(0.02)",
+        "    while not os.path.exists('terminated'): time.sleep(0.02)",
     )
 
     def judge(body: Mapping[str, Any]) -> dict[str, object]:
-        Path("told").touch()
+        Path("terminated").touch()
         return PENDING if body["of_peers"] else EXIT  # type: ignore[return-value]
 
     handler = ScriptedRendezvous({"fail": judge})
     handler.identity = type(handler.identity)("uid-a-0", "a-0", "127.0.0.1", 2)
     assert launch(handler, *python(*lines), options=("--nproc-per-node", "2", "--stop-grace", "600")) == 1
-    told = [(body["of_peers"], body["failure"]["rank"]) for body in handler.bodies("fail")]
-    assert told[0] == (True, 0)
-    assert told[-1] == (False, 1)
+    terminated = [(body["of_peers"], body["failure"]["rank"]) for body in handler.bodies("fail")]
+    assert terminated[0] == (True, 0)
+    assert terminated[-1] == (False, 1)
 
 
-def test_the_service_hears_what_the_launcher_does(launch: Launch) -> None:
+def test_the_launcher_reports_what_it_does(launch: Launch) -> None:
     handler = ScriptedRendezvous({"fail": REJOIN, "finish": DONE})
     assert launch(handler, "sh", "-c", f"{FIRST} && exit 3; exit 0") == 0
     assert [doing for n, doing in enumerate(handler.said) if handler.said[n - 1 : n] != [doing]] == [
@@ -249,16 +249,16 @@ def test_the_service_hears_what_the_launcher_does(launch: Launch) -> None:
 
 
 @pytest.mark.usefixtures("here")
-def test_sigterm_while_ranks_are_stopped_counts_once_they_are(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sigterm_while_ranks_are_stopped_is_handled_afterwards(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ELASTICCTL_GRACE_S", "2")
 
     def stop(handler: ScriptedRendezvous) -> None:
         over_once_up(handler)
-        once(Path("told").exists, lambda: get_sigterm(handler))
+        once(Path("terminated").exists, lambda: get_sigterm(handler))
 
     lines = (
         "import signal, time",
-        "signal.signal(signal.SIGTERM, lambda *_: open('told', 'w').close())",
+        "signal.signal(signal.SIGTERM, lambda *_: open('terminated', 'w').close())",
         "open('up', 'w').close()",
         "time.sleep(600)",
     )
@@ -267,10 +267,10 @@ def test_sigterm_while_ranks_are_stopped_counts_once_they_are(launch: Launch, mo
     assert handler.generation == 1
 
 
-def test_ranks_of_a_worker_that_has_to_go_have_as_long_as_the_worker(
+def test_ranks_of_a_leaving_worker_get_its_whole_grace_period(
     launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody waits for them, so a script that saves on SIGTERM has more than the time that a restart would give it."""
+    """Nothing waits for them, so a script that saves on SIGTERM has more time than before a restart."""
     monkeypatch.setenv("ELASTICCTL_GRACE_S", "600")
     ready, saved = tmp_path / "ready", tmp_path / "saved"
     lines = (

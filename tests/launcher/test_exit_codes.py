@@ -1,4 +1,4 @@
-"""The launcher's exit code on each way it ends: 0 for success alone, and the same in the termination message."""
+"""The launcher's exit code in each case: 0 only for success, and the same code in the termination message."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_failure_never_exits_with_0(launch: Launch, handler: ScriptedRendezvou
     assert launch(handler, "sh", "-c", script) == code
 
 
-def test_a_hang_that_this_worker_is_blamed_for_exits_with_1(launch: Launch) -> None:
+def test_a_worker_blamed_for_a_hang_exits_with_1(launch: Launch) -> None:
     handler = ScriptedRendezvous(BLAMED)
     assert launch(handler, sys.executable, "-c", REPORTS_ONCE, options=("--hang-timeout", "0.2")) == 1
 
@@ -69,16 +69,16 @@ def test_ranks_that_cannot_be_started_exit_with_1(launch: Launch, monkeypatch: p
 
 
 @pytest.mark.parametrize("script", ["exit 0", '[ "$ELASTICCTL_GENERATION" = 2 ] || { echo Broken pipe; exit 1; }'])
-def test_success_exits_with_0_also_after_a_restart(launch: Launch, script: str) -> None:
+def test_success_after_a_restart_exits_with_0(launch: Launch, script: str) -> None:
     assert launch(ScriptedRendezvous({**EXCUSED, "finish": {"state": "done"}}), "sh", "-c", script) == 0
 
 
-def test_a_launcher_whose_group_is_done_has_nothing_left_to_do(launch: Launch) -> None:
+def test_a_launcher_whose_group_has_finished_exits_with_0(launch: Launch) -> None:
     handler = ScriptedRendezvous(EXCUSED, raising(GroupFinished("all have succeeded"), 2))
     assert launch(handler, "sh", "-c", "exit 1") == 0
 
 
-def test_the_termination_message_is_never_longer_than_kubernetes_keeps() -> None:
+def test_the_termination_message_fits_kubernetes_limit() -> None:
     failure = WorkerFailure(
         FailureVerdict.APPLICATION, "a-0", 1, 1, error="\U0001f600" * 500, last_lines=("\U0001f600" * 400,) * 20
     )
@@ -88,6 +88,6 @@ def test_the_termination_message_is_never_longer_than_kubernetes_keeps() -> None
 
 
 @pytest.mark.parametrize("code", [0, -9, 256])
-def test_no_failure_can_have_the_exit_code_of_a_success(code: int) -> None:
+def test_a_failure_cannot_have_exit_code_0(code: int) -> None:
     with pytest.raises(ValueError, match="expected 1 to 255"):
         WorkerFailure(FailureVerdict.APPLICATION, "a-0", 1, code)

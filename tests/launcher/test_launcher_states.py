@@ -47,30 +47,30 @@ def reachable(*starts: LauncherState) -> set[LauncherState]:
     return found
 
 
-def test_nothing_happens_behind_the_end() -> None:
+def test_final_states_accept_no_event() -> None:
     for state, event in itertools.product(FINAL_STATES, LauncherEvent):
         with pytest.raises(ImpossibleLauncherEvent, match=f"{event.value} while {state.value}"):
             transition(state, event)
 
 
-def test_errors_and_sigterm_are_decided_in_every_state() -> None:
+def test_every_state_handles_errors_and_sigterm() -> None:
     for state in set(LauncherState) - FINAL_STATES:
         assert transition(state, E.ERROR) is S.FAILED
         assert transition(state, E.SIGTERM) is ON_SIGTERM.get(state, state)
 
 
-def test_the_only_way_to_exit_code_0_is_that_the_group_has_finished() -> None:
+def test_only_a_finished_group_leads_to_success() -> None:
     ends = {(state, event) for state, event, after in EDGES if after is S.SUCCEEDED}
     assert ends == {(state, E.GROUP_FINISHED) for state in (S.FINISHING, S.FINISHING_TO_LEAVE, S.JOINING)}
 
 
-def test_all_states_can_be_reached_and_end() -> None:
+def test_every_state_is_reachable_and_leads_to_an_end() -> None:
     assert reachable(S.JOINING) == set(LauncherState)
     for state in LauncherState:
         assert reachable(state) & FINAL_STATES
 
 
-def test_a_worker_that_has_to_go_never_joins_again() -> None:
+def test_a_worker_that_leaves_never_joins_again() -> None:
     assert not reachable(S.NOTICED, S.DRAINING_TO_LEAVE, S.FINISHING_TO_LEAVE, S.LEAVING, S.FAILING) & {
         S.JOINING,
         S.STARTING,
@@ -78,7 +78,7 @@ def test_a_worker_that_has_to_go_never_joins_again() -> None:
     }
 
 
-def test_ranks_are_started_only_in_a_group_that_has_formed_anew() -> None:
+def test_ranks_are_started_only_in_a_new_group() -> None:
     assert {(state, event) for state, event, after in EDGES if after is S.STARTING} == {(S.JOINING, E.GROUP_FORMED)}
     assert {(state, event) for state, event, after in EDGES if after is S.JOINING} == {
         (S.RESTARTING, E.RANKS_STOPPED),
@@ -86,5 +86,5 @@ def test_ranks_are_started_only_in_a_group_that_has_formed_anew() -> None:
     }
 
 
-def test_a_worker_that_is_told_to_exit_fails_and_nothing_else() -> None:
+def test_an_order_to_exit_leads_only_to_failure() -> None:
     assert reachable(S.FAILING) == {S.FAILING, S.FAILED}

@@ -1,4 +1,4 @@
-"""The log in the storage: the lines that a real launcher prints, whatever ends it; and the uploader alone."""
+"""The log in the storage: the lines that a real launcher prints, however it ends; and the uploader alone."""
 
 from __future__ import annotations
 
@@ -76,12 +76,12 @@ def test_every_line_is_stored_as_it_was_printed(lab: Lab) -> None:
     assert [line.number for line in found] == list(range(1, len(found) + 1))
     assert {line.rank for line in found if not line.text.startswith("[launcher]")} == {0}
     assert {line.rank for line in found if line.text.startswith("[launcher]")} <= {None}
-    assert max(len(line.text.encode()) for line in found) <= 16_000, "nobody breaks them up any further"
+    assert max(len(line.text.encode()) for line in found) <= 16_000, "container runtimes do not split them further"
     assert "".join(line.text for line in found if set(line.text[-1:]) & set("xé")).endswith("é" * 10_000)
     assert "\ufffd" not in "".join(line.text for line in found), "no character is broken"
 
 
-def test_of_several_ranks_each_line_has_its_own(lab: Lab) -> None:
+def test_with_several_ranks_each_line_names_its_rank(lab: Lab) -> None:
     storage = talk(lab, "--log-upload", "on", nproc=2)
     lab.until(lambda: {"[rank0] line 20", "[rank1] line 20"} <= set(printed(lab)))
     (lab.folder / "done").touch()
@@ -99,7 +99,7 @@ def test_sigterm_loses_nothing(lab: Lab) -> None:
     assert [line.text for line in stored(storage)] == printed(lab)
 
 
-def test_killed_outright_it_loses_its_last_seconds_only(lab: Lab) -> None:
+def test_sigkill_loses_only_the_last_seconds(lab: Lab) -> None:
     storage = talk(lab, "--log-upload", "on")
     lab.until(lambda: len(stored(storage)) > 50)
     lab.kill("a-0")
@@ -107,7 +107,7 @@ def test_killed_outright_it_loses_its_last_seconds_only(lab: Lab) -> None:
     assert [line.text for line in found] == said[: len(found)]
 
 
-def test_a_storage_that_is_not_to_be_had_stops_nobody(lab: Lab) -> None:
+def test_an_unavailable_storage_does_not_stop_training(lab: Lab) -> None:
     (lab.folder / "storage").write_text("in the way")
     talk(lab, "--log-upload", "on")
     lab.until(lambda: "cannot store the log for now" in lab.output("a-0"))
@@ -122,7 +122,7 @@ QUICK = UploadLimits(flush_s=0.02, warm_up_s=0.0, first_pause_s=0.02)
 
 
 class Flaky:
-    """A folder that is away while `away`; counts what it is asked."""
+    """A folder that is unavailable while `away` is set; counts requests."""
 
     def __init__(self, root: Path) -> None:
         self.inner = LocalStorage(root)
@@ -158,7 +158,7 @@ def upload_to(storage: object, limits: UploadLimits = QUICK) -> LogUploader:
     return LogUploader(lambda: storage, LIFE, limits)  # type: ignore[arg-type,return-value]
 
 
-def test_lines_are_stored_as_they_come(flaky: Flaky) -> None:
+def test_lines_are_stored_while_the_worker_runs(flaky: Flaky) -> None:
     uploader = upload_to(flaky)
     for n in range(5):
         uploader.add(1.0 + n, n % 2, f"line {n}")
@@ -172,7 +172,7 @@ def test_lines_are_stored_as_they_come(flaky: Flaky) -> None:
     assert len(list(all_keys(flaky, "logs/"))) == 1, "one object grows"  # type: ignore[arg-type]
 
 
-def test_silence_costs_nothing(flaky: Flaky) -> None:
+def test_without_output_there_are_no_requests(flaky: Flaky) -> None:
     uploader = upload_to(flaky)
     uploader.add(1.0, 0, "x")
     wait_until(lambda: stored(flaky))
@@ -183,7 +183,7 @@ def test_silence_costs_nothing(flaky: Flaky) -> None:
     assert flaky.puts == puts, "nothing is written twice"
 
 
-def test_much_goes_into_several_objects_of_bounded_size(flaky: Flaky) -> None:
+def test_much_output_is_split_into_objects_of_bounded_size(flaky: Flaky) -> None:
     uploader = upload_to(flaky, UploadLimits(pending_bytes=64 << 20, flush_s=0.02, warm_up_s=0.0))
     for n in range(10_000):
         uploader.add(float(n), 0, f"{n:060d}")
@@ -194,7 +194,7 @@ def test_much_goes_into_several_objects_of_bounded_size(flaky: Flaky) -> None:
     assert max(sizes) <= 2 * stored_logs.SEGMENT_BYTES
 
 
-def test_a_storage_that_is_away_for_a_while_loses_nothing(flaky: Flaky, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_short_outage_loses_nothing(flaky: Flaky, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     flaky.away = True
     uploader = upload_to(flaky)
@@ -211,7 +211,7 @@ def test_a_storage_that_is_away_for_a_while_loses_nothing(flaky: Flaky, caplog: 
     ]
 
 
-def test_away_for_long_the_oldest_lines_go_and_that_is_said(flaky: Flaky) -> None:
+def test_a_long_outage_drops_the_oldest_lines_with_a_note(flaky: Flaky) -> None:
     flaky.away = True
     uploader = upload_to(flaky, UploadLimits(pending_bytes=100_000, flush_s=0.02, warm_up_s=0.0, first_pause_s=0.02))
     size = 2000
@@ -233,7 +233,7 @@ def test_away_for_long_the_oldest_lines_go_and_that_is_said(flaky: Flaky) -> Non
 
 
 def test_printing_never_waits_for_the_storage(flaky: Flaky) -> None:
-    flaky.block.clear()  # it neither takes nor refuses
+    flaky.block.clear()  # it neither accepts nor refuses
     uploader = upload_to(flaky)
     uploader.add(0.0, 0, "first")
     wait_until(lambda: flaky.puts == 1)
@@ -243,7 +243,7 @@ def test_printing_never_waits_for_the_storage(flaky: Flaky) -> None:
     flaky.block.set()
 
 
-def test_many_lines_go_before_their_time(flaky: Flaky) -> None:
+def test_many_pending_lines_are_sent_early(flaky: Flaky) -> None:
     uploader = upload_to(flaky, UploadLimits(pending_bytes=1 << 18, flush_s=60.0, warm_up_s=60.0))
     for n in range(8_000):
         uploader.add(float(n), 0, f"{n:060d}")
@@ -253,7 +253,7 @@ def test_many_lines_go_before_their_time(flaky: Flaky) -> None:
     assert texts(stored(flaky)) == [f"{n:060d}" for n in range(8_000)]
 
 
-def test_on_notice_lines_go_sooner(flaky: Flaky, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_notice_lines_are_sent_sooner(flaky: Flaky, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_output, "HURRIED_FLUSH_S", 0.02)
     uploader = upload_to(flaky, UploadLimits(flush_s=60.0, warm_up_s=60.0))
     uploader.add(1.0, 0, "before")
@@ -264,7 +264,7 @@ def test_on_notice_lines_go_sooner(flaky: Flaky, monkeypatch: pytest.MonkeyPatch
     uploader.close()
 
 
-def test_closing_sends_what_is_left(flaky: Flaky) -> None:
+def test_close_sends_the_remaining_lines(flaky: Flaky) -> None:
     uploader = upload_to(flaky, UploadLimits(flush_s=36_000.0, warm_up_s=36_000.0))
     uploader.add(1.0, 0, "last words")
     uploader.close()
@@ -272,7 +272,7 @@ def test_closing_sends_what_is_left(flaky: Flaky) -> None:
 
 
 @pytest.mark.parametrize("failing_deletes", [0, 3])
-def test_of_one_incarnation_the_newest_lines_are_kept(
+def test_the_oldest_objects_of_an_incarnation_are_deleted(
     flaky: Flaky, monkeypatch: pytest.MonkeyPatch, failing_deletes: int
 ) -> None:
     monkeypatch.setattr(stored_logs, "SEGMENT_BYTES", 2_000)
@@ -287,7 +287,7 @@ def test_of_one_incarnation_the_newest_lines_are_kept(
     assert sum(len(flaky.inner.get(key)) for key in all_keys(flaky, "logs/")) < 6_000  # type: ignore[arg-type]
 
 
-def test_on_the_clouds_faults_neither_lose_nor_double(cloud: Cloud) -> None:
+def test_faults_of_a_cloud_neither_lose_nor_duplicate_lines(cloud: Cloud) -> None:
     faults = {1: Fault(status=503), 3: Fault(lose="after"), 4: Fault(lose="before")}
     cloud.gate.faults = lambda seen: faults.get(seen.number)
     uploader = LogUploader(cloud.open, LIFE, QUICK)
@@ -299,7 +299,7 @@ def test_on_the_clouds_faults_neither_lose_nor_double(cloud: Cloud) -> None:
     assert texts(stored(cloud.open())) == [f"line {n}" for n in range(50)]
 
 
-# Who sends
+# Which workers upload
 
 WORKER = {
     "ELASTICCTL_STORAGE": "s3://bucket/job",
@@ -326,12 +326,14 @@ ON_THIS_MACHINE = {"ELASTICCTL_RDZV_ENDPOINT": "unix:///run/rendezvous.sock"}
         ("auto", {"ELASTICCTL_WORKER": "../up"}, False, False),
     ],
 )
-def test_who_sends(choice: str, environ: dict[str, str], sends_log: bool, sends_metrics: bool) -> None:
+def test_the_choice_decides_what_is_stored(
+    choice: str, environ: dict[str, str], sends_log: bool, sends_metrics: bool
+) -> None:
     with closing(worker_output.start_uploads(choice, {**WORKER, **environ})) as uploads:
         assert (uploads.log is not None, uploads.metrics is not None) == (sends_log, sends_metrics)
 
 
-def test_a_worker_sends_to_its_jobs_bucket(cloud: Cloud) -> None:
+def test_a_worker_uploads_to_its_jobs_bucket(cloud: Cloud) -> None:
     output = worker_output.WorkerOutput()
     uploads = worker_output.start_uploads("auto", {**WORKER, "ELASTICCTL_STORAGE": cloud.url})
     output.store_in(uploads)

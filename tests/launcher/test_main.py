@@ -1,4 +1,4 @@
-"""What the launcher imports, and when (each case is a process of its own), and how it ends if it cannot begin."""
+"""What the launcher imports, and when (each case is a process of its own), and how it ends if it cannot start."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def output_of(code: str) -> str:
     return done.stdout + done.stderr
 
 
-def test_torch_is_imported_only_when_ranks_are_to_be_started() -> None:
+def test_torch_is_imported_only_to_start_ranks() -> None:
     ours = "elasticctl_launcher.main, elasticctl_launcher.launcher_states"
     assert output_of(f"import sys, {ours}; print('torch' in sys.modules)") == "False\n"
 
 
-def test_torch_registers_our_backend_whoever_is_imported_first() -> None:
+def test_torch_registers_the_backend_in_any_order_of_imports() -> None:
     registered = "print('elasticctl' in rendezvous_handler_registry._registry)"
     code = f"""
 import elasticctl_launcher.rendezvous
@@ -55,7 +55,7 @@ def test_usage_errors_are_one_line(
         ({"ELASTICCTL_LOG_UPLOAD": "maybe"}, "'maybe' is not one of auto, on, off"),
     ],
 )
-def test_a_setting_that_is_none_is_refused(
+def test_an_invalid_setting_is_refused(
     environment: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, value in environment.items():
@@ -66,7 +66,7 @@ def test_a_setting_that_is_none_is_refused(
     assert said in capsys.readouterr().err
 
 
-def test_a_full_disk_is_told_in_one_line(
+def test_a_full_disk_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def unpack(*_: object) -> NoReturn:

@@ -1,4 +1,4 @@
-"""How ranks are stopped, and what holds that up: nothing that a rank has started, and no process the kernel holds."""
+"""Ranks are stopped without waiting for processes that they have started, or that the kernel does not end."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def printed() -> Printed:
     return Printed()
 
 
-def test_the_last_lines_are_there_when_a_rank_has_ended(printed: Printed) -> None:
+def test_the_last_lines_are_read_before_the_exit_is_reported(printed: Printed) -> None:
     group = printed.group("sh", "-c", "seq 3000; printf 'no newline'; exit 3")
     rank = printed.end()
     assert rank.code == 3
@@ -57,19 +57,19 @@ def test_the_last_lines_are_there_when_a_rank_has_ended(printed: Printed) -> Non
 
 
 @pytest.mark.parametrize("noise", ["sleep 1000", "while :; do echo still here; done"], ids=["silent", "chatty"])
-def test_a_grandchild_that_holds_the_output_delays_nothing(printed: Printed, noise: str, tmp_path: Path) -> None:
+def test_a_grandchild_that_holds_the_pipe_causes_no_delay(printed: Printed, noise: str, tmp_path: Path) -> None:
     """It is in a session of its own, so that it is not killed with the rank."""
     own = f"import os; os.setsid(); os.execlp('sh', 'sh', '-c', 'echo $$ > pid; mv pid known; {noise}')"
     script = f'cd "{tmp_path}"; "{sys.executable}" -c "{own}" & while [ ! -s known ]; do sleep 0.05; done; exit 4'
     try:
         group = printed.group("sh", "-c", script.replace("$$", "\\$\\$"))
         assert printed.end().code == 4
-        group.stop(36_000.0)  # longer than a test has
+        group.stop(36_000.0)  # longer than any test takes
         seen = len(printed.lines)
         wait_until(lambda: threading_names("rank-output") == 0)
         assert len(printed.lines) < seen + 50_000, "no more than the pipe held"
     finally:
-        with suppress(ProcessLookupError):  # it may have died of printing to nobody
+        with suppress(ProcessLookupError):  # it may have got SIGPIPE
             os.kill(int((tmp_path / "known").read_text()), signal.SIGKILL)
 
 
@@ -77,7 +77,7 @@ def threading_names(prefix: str) -> int:
     return sum(thread.name.startswith(prefix) for thread in threading.enumerate())
 
 
-def test_what_a_rank_leaves_behind_is_heard_until_the_generation_ends(printed: Printed, tmp_path: Path) -> None:
+def test_output_of_orphans_is_read_until_the_generation_ends(printed: Printed, tmp_path: Path) -> None:
     late = f"(while [ ! -e '{tmp_path}/go' ]; do sleep 0.01; done; echo late) & exit 0"
     group = printed.group("sh", "-c", late)
     printed.end()
@@ -91,7 +91,7 @@ class HeldProcess:
 
     stdout = None
     pid = 2**22 + 1
-    """There is none with this number."""
+    """No process has this pid."""
 
     def __init__(self) -> None:
         self.released, self.signals = threading.Event(), list[int]()
@@ -116,7 +116,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[HeldProcess]:
     process.released.set()
 
 
-def test_a_rank_that_the_kernel_holds_is_given_up_with_a_word(
+def test_a_rank_that_sigkill_does_not_end_is_given_up_with_a_warning(
     printed: Printed, held: HeldProcess, caplog: pytest.LogCaptureFixture
 ) -> None:
     group = printed.group(starter=held)
@@ -127,9 +127,7 @@ def test_a_rank_that_the_kernel_holds_is_given_up_with_a_word(
     assert "is still there after SIGKILL" in caplog.text
 
 
-def test_the_number_of_a_rank_that_has_ended_is_no_other_process_until_all_are_killed(
-    printed: Printed, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rank_is_reaped_only_after_its_session_was_killed(printed: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
     group = printed.group("sh", "-c", "exit 3")
     rank = printed.end()
     killed: list[tuple[int, str]] = []
@@ -140,13 +138,11 @@ def test_the_number_of_a_rank_that_has_ended_is_no_other_process_until_all_are_k
     monkeypatch.setattr(os, "killpg", note)
     assert [rank.code for rank in group.stop(0.0)] == [3]
     assert (killed, rank.signals) == ([(signal.SIGKILL, psutil.STATUS_ZOMBIE)], ())
-    assert not psutil.pid_exists(rank.process.pid), "and then it is reaped"
+    assert not psutil.pid_exists(rank.process.pid), "it is reaped afterwards"
 
 
 @pytest.mark.parametrize("thread", ["rank-output", "rank-exit"])
-def test_a_rank_for_which_there_is_no_thread_is_an_error_in_words(
-    printed: Printed, thread: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lack_of_threads_is_a_clear_error(printed: Printed, thread: str, monkeypatch: pytest.MonkeyPatch) -> None:
     start, made = threading.Thread.start, list[subprocess.Popen[bytes]]()
 
     def refuse(starting: threading.Thread) -> None:
@@ -169,7 +165,7 @@ def test_a_rank_for_which_there_is_no_thread_is_an_error_in_words(
     made[0].stdout.close()
 
 
-def test_a_rank_that_a_profiler_stops_again_and_again_is_not_suspended(
+def test_a_rank_that_a_profiler_stops_repeatedly_is_not_suspended(
     printed: Printed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     group = printed.group("sh", "-c", "echo up; while :; do sleep 0.001; done")
@@ -185,7 +181,7 @@ def test_a_rank_that_a_profiler_stops_again_and_again_is_not_suspended(
 
     profiler = threading.Thread(target=profile)
     profiler.start()
-    with monkeypatch.context() as patient:  # with a profiler that has to wait for a processor between the two signals
+    with monkeypatch.context() as patient:  # the profiler may have to wait for a CPU between its two signals
         patient.setattr(rank_processes, "STOPPED_S", 240.0)
         assert [group.suspended() for _ in range(20)] == [[]] * 20
     over.set()
@@ -195,7 +191,7 @@ def test_a_rank_that_a_profiler_stops_again_and_again_is_not_suspended(
     assert [rank.code for rank in group.stop(60.0)] == [-signal.SIGKILL]
 
 
-def test_a_rank_that_was_killed_for_memory_is_told_from_one_that_was_killed(printed: Printed, tmp_path: Path) -> None:
+def test_an_out_of_memory_kill_is_distinguished_from_other_kills(printed: Printed, tmp_path: Path) -> None:
     (tmp_path / "memory.events").write_text("oom_kill 1\n")
     (tmp_path / "cgroup").write_text("0::/")
     memory = MemoryKills(tmp_path, tmp_path / "cgroup")
@@ -208,7 +204,7 @@ def test_a_rank_that_was_killed_for_memory_is_told_from_one_that_was_killed(prin
         group.stop(0.0)
 
 
-def test_no_descriptor_is_lost_over_many_generations() -> None:
+def test_many_generations_leak_no_descriptors() -> None:
     code = """
 import os, queue, sys
 from elasticctl_launcher.rank_processes import RankGroup

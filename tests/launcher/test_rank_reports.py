@@ -19,7 +19,7 @@ from tests.support.waiting import wait_until
 
 
 class Service:
-    """Keeps what it is sent; answers as long as `answers` is set, and raises `trouble` instead while there is one."""
+    """Stores the requests; answers while `answers` is set, or raises `trouble` if it is set."""
 
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
@@ -46,8 +46,8 @@ def service() -> Service:
 
 
 @pytest.fixture
-def heard() -> list[Report]:
-    """What the launcher itself hears of."""
+def received() -> list[Report]:
+    """The calls of `on_finished`."""
     return []
 
 
@@ -57,9 +57,9 @@ def finished() -> list[tuple[int, bool]]:
 
 
 @pytest.fixture
-def inbox(service: Service, heard: list[Report], finished: list[tuple[int, bool]]) -> Iterator[RankReports]:
-    with tempfile.TemporaryDirectory(prefix="ec-") as folder:  # a socket's path has to be short
-        inbox = RankReports(service, Path(folder), heard.append, lambda *ended: finished.append(ended))  # type: ignore[arg-type]
+def inbox(service: Service, received: list[Report], finished: list[tuple[int, bool]]) -> Iterator[RankReports]:
+    with tempfile.TemporaryDirectory(prefix="ec-") as folder:  # the path of a socket must be short
+        inbox = RankReports(service, Path(folder), received.append, lambda *ended: finished.append(ended))  # type: ignore[arg-type]
         yield inbox
         service.answers.set()
         inbox.close()
@@ -72,7 +72,7 @@ def send(inbox: RankReports, *reports: dict[str, Any]) -> None:
 
 
 def test_metrics_are_not_lost_with_the_steps_that_had_them(inbox: RankReports, service: Service) -> None:
-    """While the service is busy with the first report, the others gather."""
+    """The other reports collect while the service is busy with the first one."""
     send(inbox, {"step": 1})
     wait_until(lambda: inbox.newest_generation == 1 and inbox._furthest is None)
     send(inbox, {"step": 2, "metrics": {"loss": 0.5, "lr": 0.1}}, {"step": 3, "metrics": {"loss": 0.4}}, {"step": 5})
@@ -84,22 +84,20 @@ def test_metrics_are_not_lost_with_the_steps_that_had_them(inbox: RankReports, s
     assert service.messages[1] | {"step": 6, "metrics": {"loss": 0.4, "lr": 0.1}} == service.messages[1]
 
 
-def test_what_stays_true_is_repeated_to_a_service_that_may_have_been_restarted(
-    inbox: RankReports, service: Service
-) -> None:
+def test_lasting_reports_are_repeated_to_a_service_that_was_away(inbox: RankReports, service: Service) -> None:
     service.answers.set()
     resumed = {"kind": "resumed", "step": 4}
     send(inbox, resumed | {"step": 3}, resumed, {"kind": "copied", "step": 4}, {"kind": "committed", "step": 6})
     wait_until(lambda: len(service.messages) == 4)
-    told = list(service.messages)
+    sent = list(service.messages)
     service.was_away.set()
     wait_until(lambda: len(service.messages) == 6)
-    assert service.messages[4:] == told[1:3]
+    assert service.messages[4:] == sent[1:3]
     send(inbox, {"kind": "committed", "step": 7})
     wait_until(lambda: len(service.messages) == 7)
 
 
-def test_what_a_service_that_is_away_missed_is_told_when_it_is_back(inbox: RankReports, service: Service) -> None:
+def test_reports_are_delivered_after_an_outage(inbox: RankReports, service: Service) -> None:
     service.answers.set()
     service.trouble = ServiceAway("restarting")
     reports = [{"kind": "resumed", "step": 4}, {"step": 5, "metrics": {"loss": 0.5}}, {"kind": "committed", "step": 6}]
@@ -113,7 +111,7 @@ def test_what_a_service_that_is_away_missed_is_told_when_it_is_back(inbox: RankR
 
 def test_a_worker_that_ends_does_not_wait_for_a_service_that_is_away(inbox: RankReports, service: Service) -> None:
     inbox.send(CommittedReport(generation=1, step=1))
-    wait_until(lambda: service.asked_by)  # nobody answers, and the first report waits for it
+    wait_until(lambda: service.asked_by)  # the service does not answer, so the first report waits
     inbox.flush()
     service.trouble = ServiceAway("timed out")
     service.answers.set()
@@ -123,7 +121,7 @@ def test_a_worker_that_ends_does_not_wait_for_a_service_that_is_away(inbox: Rank
     assert threading.main_thread() not in service.asked_by
 
 
-def test_what_is_kept_is_bounded_and_what_is_refused_is_not_kept(inbox: RankReports, service: Service) -> None:
+def test_pending_reports_are_bounded_and_refused_ones_dropped(inbox: RankReports, service: Service) -> None:
     service.answers.set()
     service.trouble = ServiceAway("restarting")
     for step in range(MAX_PENDING + 50):
@@ -135,7 +133,7 @@ def test_what_is_kept_is_bounded_and_what_is_refused_is_not_kept(inbox: RankRepo
     assert inbox._pending == []
 
 
-def test_malformed_reports_are_ignored(inbox: RankReports, service: Service, heard: list[Report]) -> None:
+def test_malformed_reports_are_ignored(inbox: RankReports, service: Service, received: list[Report]) -> None:
     service.answers.set()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as wire:
         for datagram in (b"[" * 50_000, b"\xff", b"5", b'{"kind": "progress"}'):
@@ -143,18 +141,18 @@ def test_malformed_reports_are_ignored(inbox: RankReports, service: Service, hea
     send(inbox, {"kind": "drained", "step": 1, "rank": [0]}, {"kind": "drained", "step": 1, "rank": 3}, {"step": 2})
     wait_until(lambda: bool(service.messages))
     assert [message["step"] for message in service.messages] == [2]
-    assert [report.rank for report in heard if isinstance(report, DrainedReport)] == [None, 3]
+    assert [report.rank for report in received if isinstance(report, DrainedReport)] == [None, 3]
 
 
-def test_metrics_are_not_forwarded(inbox: RankReports, service: Service, heard: list[Report]) -> None:
+def test_metrics_are_not_forwarded(inbox: RankReports, service: Service, received: list[Report]) -> None:
     service.answers.set()
     send(inbox, {"kind": "metrics", "rows": ['{"step": 1}', 5]}, {"kind": "metrics", "rows": "garbage"}, {"step": 1})
     wait_until(lambda: bool(service.messages))
-    assert [report.rows for report in heard if isinstance(report, MetricRows)] == [('{"step": 1}',), ()]
+    assert [report.rows for report in received if isinstance(report, MetricRows)] == [('{"step": 1}',), ()]
     assert [message["kind"] for message in service.messages] == ["progress"]
 
 
-def test_what_the_worker_uses_goes_along_and_only_the_newest_counts(inbox: RankReports, service: Service) -> None:
+def test_only_the_newest_usage_is_sent(inbox: RankReports, service: Service) -> None:
     inbox.send_usage(UsageReport(cpus_used=1.0))
     inbox.send_usage(UsageReport(cpus_used=2.0))
     service.answers.set()

@@ -1,4 +1,4 @@
-"""Joining a group: waits without end, refusals, and a rank 0 that is lost before its store is reached."""
+"""Joining a group: unlimited waits, refusals, and a rank 0 that is lost before its store is reached."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ GONE, UNKNOWN, WRONG = (
 
 
 class Service:
-    """Answers `join` with what is left of `answers`, the last one for ever; `watch` with "current" until `stale`."""
+    """Answers `join` with the next of `answers`, repeating the last one, and `watch` with "current" until `stale`."""
 
     namespace, job = "default", "job"
 
@@ -66,7 +66,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service_client, "RETRY_MAX_S", 0.05)
 
 
-def test_a_service_that_is_away_is_waited_for() -> None:
+def test_the_launcher_waits_for_a_service_that_is_away() -> None:
     away: list[dict[str, Any] | Exception] = [ServiceAway("away")] * 30
     joined = handler(Service(*away, formed(1)))
     assert joined.next_rendezvous().rank == 0
@@ -74,13 +74,13 @@ def test_a_service_that_is_away_is_waited_for() -> None:
     joined.shutdown()
 
 
-def test_a_group_without_capacity_is_waited_for_and_sigterm_heard() -> None:
+def test_sigterm_ends_the_wait_for_capacity() -> None:
     waiting = handler(Service(ServiceAway("away")))
     with interrupt_soon(1.0), pytest.raises(Interrupted):
         waiting.next_rendezvous()
 
 
-def test_the_service_is_asked_no_longer_than_the_limit() -> None:
+def test_the_join_timeout_is_sent_to_the_service() -> None:
     service = Service({"state": "waiting"})
     with pytest.raises(RendezvousTimeoutError, match="within 1 s"):
         handler(service, 1.0).next_rendezvous()
@@ -91,7 +91,7 @@ def test_the_service_is_asked_no_longer_than_the_limit() -> None:
     joined.shutdown()
 
 
-def test_a_group_that_is_done_is_not_joined() -> None:
+def test_a_finished_group_is_not_joined() -> None:
     with pytest.raises(GroupFinished):
         handler(Service({"state": "waiting"}, {"state": "over"})).next_rendezvous()
 
@@ -115,12 +115,12 @@ def test_a_worker_that_the_service_does_not_know_yet_waits(monkeypatch: pytest.M
     joined.shutdown()
 
 
-def test_a_wrong_token_is_no_wait() -> None:
+def test_a_wrong_token_is_an_error() -> None:
     with pytest.raises(RendezvousClosedError, match="401"):
         handler(Service(WRONG)).next_rendezvous()
 
 
-def test_the_others_join_again_when_rank_0_is_lost_before_its_store_is_reached() -> None:
+def test_the_others_rejoin_if_rank_0_is_lost_before_its_store_is_reached() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         service = Service(formed(1, silent.getsockname()[1], alone=False), formed(2))
         joined = handler(service)
@@ -131,8 +131,8 @@ def test_the_others_join_again_when_rank_0_is_lost_before_its_store_is_reached()
     joined.shutdown()
 
 
-def test_no_descriptor_is_lost_over_many_generations() -> None:
-    """Every other one is of this worker alone, whose own store it is; the others have their store in a peer."""
+def test_many_generations_leak_no_descriptors() -> None:
+    """Every other generation has this worker only, with its own store; the others have their store in a peer."""
     with socket.create_server(("127.0.0.1", 0)) as reserved:
         port = int(reserved.getsockname()[1])
     peer = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)

@@ -21,7 +21,7 @@ def pids(lab: Lab, name: str) -> list[int]:
 
 
 @pytest.mark.parametrize("victim", ["a-0", "a-1"])
-def test_a_killed_worker_leaves_no_rank_behind_and_the_other_goes_on(pair: Lab, victim: str) -> None:
+def test_a_killed_worker_leaves_no_ranks_and_the_other_continues(pair: Lab, victim: str) -> None:
     survivor = "a-1" if victim == "a-0" else "a-0"
     (rank_pid,) = pids(pair, victim)
     pair.kill(victim)
@@ -38,7 +38,7 @@ def test_a_newcomer_joins(pair: Lab) -> None:
     assert all((pair.folder / f"reached-1-{rank}").exists() for rank in range(2)), "the old ranks ended in order"
 
 
-def test_an_error_of_ones_own_restarts_the_ranks_where_they_are(pair: Lab) -> None:
+def test_an_error_of_the_script_restarts_the_ranks_in_place(pair: Lab) -> None:
     (pair.folder / "fail-a-1").touch()
     pair.until(lambda: "ValueError: the loss is not a number" in pair.output("a-1"))
     (pair.folder / "fail-a-1").unlink()
@@ -65,7 +65,7 @@ def test_torchs_error_file_names_the_error(lab: Lab) -> None:
     assert failure.last_lines[-1] == "and a last line of its own"
 
 
-def test_sigterm_lets_all_ranks_come_to_an_end_in_order(pair: Lab) -> None:
+def test_sigterm_drains_all_ranks(pair: Lab) -> None:
     pair.workers["a-0"].terminate()
     assert pair.wait("a-0") == 143
     assert from_json(RankFailure, pair.message("a-0")).verdict == "preempted"
@@ -74,17 +74,17 @@ def test_sigterm_lets_all_ranks_come_to_an_end_in_order(pair: Lab) -> None:
     assert pair.site.service.view("default/job", JOB_UID).generations[-1].reason == "a-0 has to stop: SIGTERM"
 
 
-def test_sigterm_ends_a_script_without_the_library_at_once(lab: Lab) -> None:
+def test_sigterm_ends_a_script_without_the_library_immediately(lab: Lab) -> None:
     lab.add("a-0", "a-1")
     for name in ("a-0", "a-1"):
-        lab.start_script(name, SILENT="1", ELASTICCTL_GRACE_S="36000")  # longer than a test has
+        lab.start_script(name, SILENT="1", ELASTICCTL_GRACE_S="36000")  # longer than any test takes
     lab.until(lambda: "rank 0 of 2" in lab.output("a-0") and "rank 1 of 2" in lab.output("a-1"))
     lab.workers["a-1"].terminate()
     assert lab.wait("a-1") == 143
     lab.until(lambda: "rank 0 of 1 generation 2" in lab.output("a-0"))
 
 
-def test_ranks_that_do_not_come_to_an_end_are_stopped_at_the_deadline(lab: Lab) -> None:
+def test_ranks_that_do_not_drain_are_stopped_at_the_deadline(lab: Lab) -> None:
     lab.add("a-0")
     lab.start_script("a-0", STUBBORN="1", ELASTICCTL_GRACE_S="2")
     lab.until(lambda: "rank 0 of 1" in lab.output("a-0"))
@@ -92,14 +92,14 @@ def test_ranks_that_do_not_come_to_an_end_are_stopped_at_the_deadline(lab: Lab) 
     assert lab.wait("a-0") == 143
 
 
-def test_ranks_that_have_come_to_an_end_run_their_own_handler_and_clean_up(lab: Lab) -> None:
-    """On a worker that has to go, nobody waits for them; the handler itself only sets a flag, as many do."""
+def test_drained_ranks_run_their_own_sigterm_handler(lab: Lab) -> None:
+    """Nothing waits for the ranks of a worker that leaves; the handler only sets a flag, as many do."""
     script = lab.folder / "train.py"
     script.write_text("""
 import os, pathlib, signal, time, torch
 from elasticctl_train import Run
 folder = pathlib.Path(os.environ["LAB"])
-signal.signal(signal.SIGTERM, lambda *_: (folder / "told").touch())
+signal.signal(signal.SIGTERM, lambda *_: (folder / "terminated").touch())
 try:
     with Run(model=torch.nn.Linear(1, 1)) as run:
         for epoch in run.epochs(1):
@@ -112,22 +112,22 @@ finally:
     (folder / "cleaned").touch()
 """)
     lab.add("a-0")
-    environ = {"LAB": str(lab.folder), "ELASTICCTL_GRACE_S": "36000"}  # longer than a test has
+    environ = {"LAB": str(lab.folder), "ELASTICCTL_GRACE_S": "36000"}  # longer than any test takes
     lab.start("a-0", sys.executable, str(script), forks=True, **environ)
     lab.until((lab.folder / "step").exists)
     lab.workers["a-0"].terminate()
     assert lab.wait("a-0") == 143
-    assert (lab.folder / "told").exists()
+    assert (lab.folder / "terminated").exists()
     assert (lab.folder / "cleaned").exists()
 
 
-def test_ranks_whose_group_is_over_have_the_grace_period_of_their_pod(lab: Lab) -> None:
-    """The service tells of the end of a job before the cluster sends SIGTERM to its pods."""
+def test_ranks_of_a_deleted_pod_get_its_grace_period(lab: Lab) -> None:
+    """The service reports the end of a job before the cluster sends SIGTERM to its pods."""
     script = """
 import os, pathlib, signal, sys, time
 folder = pathlib.Path(os.environ["LAB"])
 def clean_up(*_):
-    (folder / "told").touch()
+    (folder / "terminated").touch()
     time.sleep(7)
     (folder / "cleaned").touch()
     sys.exit(0)
@@ -142,7 +142,7 @@ while True:
     lab.until((lab.folder / "runs").exists)
     lab.alive.clear()
     lab.tell()
-    lab.until((lab.folder / "told").exists)
+    lab.until((lab.folder / "terminated").exists)
     lab.workers["a-0"].terminate()
     assert lab.wait("a-0") == 143
     assert (lab.folder / "cleaned").exists(), lab.output("a-0")
@@ -175,7 +175,7 @@ def test_a_group_forms_over_ipv6(lab: Lab) -> None:
 
 @pytest.fixture
 def coupled(lab: Lab) -> Lab:
-    """Two workers that do steps together and are given up after six seconds without one: no machine is so busy."""
+    """Two workers that make steps together and are given up after six seconds without one, however busy the machine."""
     lab.add("a-0", "a-1")
     for name in ("a-0", "a-1"):
         command = [sys.executable, "-c", RANK]
@@ -184,7 +184,7 @@ def coupled(lab: Lab) -> Lab:
     return lab
 
 
-def test_a_stopped_rank_is_found_and_its_worker_given_up(coupled: Lab) -> None:
+def test_a_worker_with_a_stopped_rank_is_given_up(coupled: Lab) -> None:
     os.kill(pids(coupled, "a-1")[0], signal.SIGSTOP)
     assert coupled.wait("a-1") == 1
     failure = from_json(RankFailure, coupled.message("a-1"))
@@ -192,7 +192,7 @@ def test_a_stopped_rank_is_found_and_its_worker_given_up(coupled: Lab) -> None:
     coupled.until(lambda: "rank 0 of 1 generation 2" in coupled.output("a-0"))
 
 
-def test_a_worker_that_is_stopped_as_a_whole_is_left_out_and_named(coupled: Lab) -> None:
+def test_a_worker_that_is_stopped_entirely_is_left_out_and_named(coupled: Lab) -> None:
     for process in (coupled.workers["a-1"].pid, *pids(coupled, "a-1")):
         os.kill(process, signal.SIGSTOP)
     coupled.until(lambda: "rank 0 of 1 generation 2" in coupled.output("a-0"))

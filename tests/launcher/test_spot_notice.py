@@ -1,4 +1,4 @@
-"""Spot notices of a fake metadata service, and what a launcher does about them."""
+"""Spot notices of a fake metadata service, and how a launcher responds."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ Notices = queue.SimpleQueue[SpotNotice]
 
 @pytest.fixture
 def watch() -> Iterator[Callable[[spot_notice.NoticeSource], Notices]]:
-    """Starts a watch; what it has noticed comes out of the queue."""
+    """Starts a watch whose notices are put into the queue."""
     watches = []
 
     def start(source: spot_notice.NoticeSource) -> Notices:
@@ -80,8 +80,8 @@ def words_of(source: spot_notice.NoticeSource) -> str:
     return notice.words
 
 
-def nobody() -> str:
-    """A URL at which nobody listens."""
+def unused_url() -> str:
+    """A URL without a server."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return f"http://127.0.0.1:{probe.getsockname()[1]}"
@@ -91,7 +91,7 @@ def nobody() -> str:
 def test_aws_gives_notice(aws: FakeMetadata, watch: Callable[..., Notices], choice: str) -> None:
     notices = watch(make_source(choice, aws.url))
     wait_until(lambda: aws.asked.count(f"GET {ACTION_PATH}") >= 3)
-    assert notices.empty(), "404 is no notice"
+    assert notices.empty(), "404 is not a notice"
     aws.answers[ACTION_PATH] = 200, ACTION
     assert notices.get(timeout=240).words == INTERRUPTION
 
@@ -105,25 +105,25 @@ def test_gcp_gives_notice(gcp: FakeMetadata, watch: Callable[..., Notices], choi
     assert notices.get(timeout=240).words == "GCP preemption"
 
 
-def test_the_cloud_that_answers_is_the_only_one_asked_from_then_on(gcp: FakeMetadata) -> None:
+def test_only_the_cloud_that_answers_is_asked_again(gcp: FakeMetadata) -> None:
     source = make_source(AUTO, gcp.url)
     assert [source.poll(), source.poll(), source.poll()] == [None, None, None]
     assert [line for line in gcp.asked if "latest" in line] == [f"PUT {TOKEN_PATH}"]
 
 
-def test_a_token_is_fetched_once_and_again_when_it_has_expired(aws: FakeMetadata) -> None:
+def test_a_token_is_renewed_only_when_it_has_expired(aws: FakeMetadata) -> None:
     source = make_source(AWS, aws.url)
     assert source.poll() is None
     assert source.poll() is None
     assert aws.tokens == 1
-    aws.tokens += 1  # the one that is held is of no use any more
+    aws.tokens += 1  # the current one becomes invalid
     assert source.poll() is None
     aws.answers[ACTION_PATH] = 200, ACTION
     assert words_of(source) == INTERRUPTION
     assert aws.tokens == 3
 
 
-def test_a_recommendation_is_notice_only_when_asked_for(aws: FakeMetadata) -> None:
+def test_a_rebalance_recommendation_is_a_notice_only_if_chosen(aws: FakeMetadata) -> None:
     aws.answers[REBALANCE_PATH] = 200, '{"noticeTime": "2026-03-01T08:00:00Z"}'
     assert make_source(AWS, aws.url).poll() is None
     assert f"GET {REBALANCE_PATH}" not in aws.asked
@@ -133,28 +133,28 @@ def test_a_recommendation_is_notice_only_when_asked_for(aws: FakeMetadata) -> No
 GARBAGE = ["", "<html>Log in</html>", "[]", "{}", '{"action": 7}', "TRUE", "\0\xff", "9" * 10_000]
 
 
-def test_garbage_is_no_notice_and_no_end(aws: FakeMetadata, watch: Callable[..., Notices]) -> None:
+def test_an_invalid_answer_is_not_a_notice(aws: FakeMetadata, watch: Callable[..., Notices]) -> None:
     notices = watch(make_source(AWS, aws.url))
     wait_until(lambda: f"GET {ACTION_PATH}" in aws.asked)
     for text in GARBAGE:
         aws.answers[ACTION_PATH] = 200, text
         seen = len(aws.asked)
         wait_until(lambda seen=seen: len(aws.asked) >= seen + 3)
-        del aws.answers[ACTION_PATH]  # else the pauses grow
+        del aws.answers[ACTION_PATH]  # otherwise the pauses grow
         wait_until(lambda seen=seen: len(aws.asked) >= seen + 5)
     assert notices.empty()
     aws.answers[ACTION_PATH] = 200, ACTION
     assert notices.get(timeout=240).words == INTERRUPTION
 
 
-def test_garbage_is_no_preemption(gcp: FakeMetadata) -> None:
+def test_an_invalid_answer_of_gcp_is_not_a_preemption(gcp: FakeMetadata) -> None:
     for text in ("true", "<html>TRUE</html>", "", "FALSE TRUE"):
         gcp.answers[PREEMPTED_PATH] = 200, text
         with pytest.raises(MetadataError, match="instance/preempted: HTTP 200"):
             make_source(GCP, gcp.url).poll()
 
 
-def test_a_token_that_is_none_is_not_sent_anywhere(aws: FakeMetadata) -> None:
+def test_an_invalid_token_is_not_sent(aws: FakeMetadata) -> None:
     for token in ("", "two words", "line\nX-Evil: 1", "é"):
         aws.answers[TOKEN_PATH] = 200, token
         with pytest.raises(MetadataError, match="api/token: HTTP 200"):
@@ -162,13 +162,13 @@ def test_a_token_that_is_none_is_not_sent_anywhere(aws: FakeMetadata) -> None:
     assert set(aws.asked) == {f"PUT {TOKEN_PATH}"}
 
 
-def test_what_is_no_time_is_left_out(aws: FakeMetadata) -> None:
+def test_an_invalid_time_is_left_out(aws: FakeMetadata) -> None:
     for time_text in ("soon", 7, None, "2026-03-01T08:22:00Z\nevil"):
         aws.answers[ACTION_PATH] = 200, json.dumps({"action": "stop", "time": time_text})
         assert words_of(make_source(AWS, aws.url)) == "AWS spot interruption"
 
 
-def test_trouble_in_between_is_outlasted_and_said_once(
+def test_a_temporary_error_is_logged_once(
     aws: FakeMetadata, watch: Callable[..., Notices], caplog: pytest.LogCaptureFixture
 ) -> None:
     notices = watch(make_source(AWS, aws.url))
@@ -183,17 +183,17 @@ def test_trouble_in_between_is_outlasted_and_said_once(
 
 
 @pytest.mark.parametrize("choice", [AWS, GCP, AUTO])
-def test_where_nobody_answers_it_stops_and_says_so_once(
+def test_without_a_metadata_service_it_gives_up_with_one_warning(
     watch: Callable[..., Notices], caplog: pytest.LogCaptureFixture, choice: str
 ) -> None:
-    notices = watch(make_source(choice, nobody()))
+    notices = watch(make_source(choice, unused_url()))
     wait_until(lambda: caplog.records)
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     assert "continuing without" in caplog.text
     assert notices.empty()
 
 
-def test_a_service_that_always_fails_is_asked_a_bounded_number_of_times(
+def test_requests_to_a_service_that_always_fails_are_bounded(
     aws: FakeMetadata, watch: Callable[..., Notices], caplog: pytest.LogCaptureFixture
 ) -> None:
     aws.answers[TOKEN_PATH] = 403, "Forbidden"
@@ -202,22 +202,22 @@ def test_a_service_that_always_fails_is_asked_a_bounded_number_of_times(
     assert aws.asked == [f"PUT {TOKEN_PATH}"] * GIVE_UP_AFTER
 
 
-def test_a_service_that_hangs_holds_nobody_up(aws: FakeMetadata) -> None:
+def test_a_hanging_service_blocks_nothing(aws: FakeMetadata) -> None:
     aws.answers[TOKEN_PATH] = 0, ""
     with pytest.raises(MetadataError, match="timed out"):
         AwsNotices(MetadataServer(aws.url, timeout_s=0.1)).poll()
 
 
-def test_no_proxy_is_asked(gcp: FakeMetadata, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("http_proxy", nobody())
-    monkeypatch.setenv("HTTP_PROXY", nobody())
+def test_no_proxy_is_used(gcp: FakeMetadata, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", unused_url())
+    monkeypatch.setenv("HTTP_PROXY", unused_url())
     assert make_source(GCP, gcp.url).poll() is None
 
 
 @pytest.mark.parametrize(
     "url", ["", "169.254.169.254", "https://x", "file:///x", "http://", "http://x/y", "http://x:y"]
 )
-def test_an_address_that_is_none_is_refused(url: str) -> None:
+def test_an_invalid_address_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match=r"http://HOST|port|Port"):
         check_url(url)
     assert check_url("http://[fd00:ec2::254]/") == "http://[fd00:ec2::254]"
@@ -226,8 +226,8 @@ def test_an_address_that_is_none_is_refused(url: str) -> None:
 # A launcher that gets a notice leaves as one that gets SIGTERM.
 
 
-def test_a_worker_that_hears_of_its_end_leaves_in_order(lab: Lab) -> None:
-    """Nobody else's metadata service is asked: a-1 has not been told to."""
+def test_a_worker_with_notice_leaves_in_order(lab: Lab) -> None:
+    """Only a-0 watches: a-1 has no option for it."""
     with fake_metadata("aws") as server, fake_metadata("aws") as other:
         lab.start_script("a-0", ELASTICCTL_NOTICE_SOURCE="aws", ELASTICCTL_METADATA_URL=server.url)
         lab.start_script("a-1", ELASTICCTL_METADATA_URL=other.url)

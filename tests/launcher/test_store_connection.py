@@ -1,4 +1,4 @@
-"""Reaching the store of a peer that may be lost: it refuses, drops what it is sent, or accepts and never answers."""
+"""Connecting to the store of a peer that may be lost: it refuses, drops packets, or accepts and never answers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.ports import free_port
 from tests.support.waiting import wait_until
 
 TIMEOUT = timedelta(hours=10)
-"""Longer than a test has."""
+"""Longer than any test takes."""
 
 
 @pytest.fixture(params=["refuses", "never answers", "drops what it is sent", "hangs up"])
@@ -55,7 +55,7 @@ def connect(port: int, stale: threading.Event) -> TCPStore | None:
     return connect_to_store("127.0.0.1", port, "a-0", TIMEOUT, stale)
 
 
-def test_news_that_the_generation_is_over_ends_the_attempts(lost: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_end_of_the_generation_ends_the_attempts(lost: int, caplog: pytest.LogCaptureFixture) -> None:
     stale = threading.Event()
 
     def wait() -> None:
@@ -74,8 +74,8 @@ def test_sigterm_ends_the_attempts(lost: int) -> None:
     assert not [thread for thread in threading.enumerate() if thread.name == "store"]
 
 
-def test_a_store_that_is_late_is_reached(caplog: pytest.LogCaptureFixture) -> None:
-    port = free_port()  # of a range in which no connection of anybody begins
+def test_a_store_that_answers_late_is_reached(caplog: pytest.LogCaptureFixture) -> None:
+    port = free_port()  # from a range that is not used for outgoing connections
     stores: list[TCPStore] = []
 
     def serve() -> None:

@@ -1,4 +1,4 @@
-"""Descriptors, orphans, and what the kernel killed for memory."""
+"""Descriptors, orphans, and out-of-memory kills."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CONTROL = "oom_kill_disable 0\nunder_oom 0\noom_kill {}\n"
     ],
     ids=["v2", "v2 in a namespace", "v2 in a container", "v1", "v1 in a container"],
 )
-def test_the_kernel_s_kills_are_counted(tmp_path: Path, membership: str, file: str, text: str) -> None:
+def test_out_of_memory_kills_are_counted(tmp_path: Path, membership: str, file: str, text: str) -> None:
     counter = tmp_path / "fs" / file
     counter.parent.mkdir(parents=True)
     counter.write_text(text.format(2))
@@ -43,7 +43,7 @@ def test_the_kernel_s_kills_are_counted(tmp_path: Path, membership: str, file: s
     assert kills.count() == 0
 
 
-def test_a_connection_for_which_there_is_no_descriptor_ends_nothing() -> None:
+def test_a_lack_of_descriptors_does_not_end_the_server() -> None:
     served: list[bytes] = []
     server = socket.create_server(("127.0.0.1", 0))
     arguments = server, lambda connected: served.append(connected.recv(1)), "served"
@@ -68,7 +68,7 @@ def test_a_connection_for_which_there_is_no_descriptor_ends_nothing() -> None:
     thread.join()
 
 
-def test_a_connection_for_which_there_is_no_thread_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lack_of_threads_does_not_end_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     served: list[bytes] = []
     server = socket.create_server(("127.0.0.1", 0))
     arguments = server, lambda connected: served.append(connected.recv(1)), "served", 1
@@ -93,7 +93,7 @@ def test_a_connection_for_which_there_is_no_thread_ends_nothing(monkeypatch: pyt
     thread.join()
 
 
-def test_a_system_without_control_groups_has_killed_nobody(tmp_path: Path) -> None:
+def test_without_control_groups_the_count_is_0(tmp_path: Path) -> None:
     assert MemoryKills(tmp_path, tmp_path / "none").count() == 0
 
 
@@ -122,7 +122,7 @@ print(len(first), len(reaper.reap()), dead(), own.wait())
 
 
 @pytest.mark.slow
-def test_orphans_are_collected_and_its_own_children_left_to_whoever_waits_for_them() -> None:
+def test_orphans_are_reaped_and_own_children_are_not() -> None:
     done = subprocess.run([sys.executable, "-c", ORPHANS], capture_output=True, text=True, timeout=240, check=True)
     assert done.stdout == "0 2 1 0\n"
 
@@ -137,6 +137,6 @@ print(resource.getrlimit(resource.RLIMIT_NOFILE))
 
 
 @pytest.mark.slow
-def test_as_many_files_may_be_open_as_the_system_permits() -> None:
+def test_the_limit_of_open_files_is_raised_to_the_hard_limit() -> None:
     done = subprocess.run([sys.executable, "-c", LIMIT], capture_output=True, text=True, timeout=240, check=True)
     assert done.stdout == "(1000, 1000)\n"

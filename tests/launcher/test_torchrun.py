@@ -35,7 +35,7 @@ def torchrun(lab: Lab, name: str, script: Path) -> None:
     )  # fmt: skip
 
 
-def test_torchrun_forms_and_survives_the_loss_of_the_worker_that_hosts_the_store(lab: Lab) -> None:
+def test_torchrun_survives_the_loss_of_the_worker_that_hosts_the_store(lab: Lab) -> None:
     script = lab.folder / "script.py"
     script.write_text(SCRIPT)
     lab.add("a-0", "a-1")

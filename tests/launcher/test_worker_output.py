@@ -1,4 +1,4 @@
-"""What a worker prints: whole lines, in the order of their copies, and the launcher never held up by its ranks."""
+"""A worker prints complete lines, in the order of the uploads, and its ranks never block the launcher."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from elasticctl_launcher.worker_output import OutputHandler, Uploads, WorkerOutp
 from tests.support.waiting import wait_until
 
 
-def test_copies_are_in_the_order_of_what_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_are_uploaded_in_the_order_in_which_they_are_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     printed = io.StringIO()
     monkeypatch.setattr(sys, "stdout", printed)
     monkeypatch.setattr(sys, "stderr", printed)
@@ -38,15 +38,15 @@ def test_copies_are_in_the_order_of_what_is_printed(monkeypatch: pytest.MonkeyPa
     assert len(copies) == 4 * 500 + 2 * 100
 
 
-def test_characters_that_the_output_lacks_are_escaped() -> None:
-    """An error here would end the thread that reads a rank's pipe, and with it the rank."""
+def test_characters_that_the_output_cannot_encode_are_escaped() -> None:
+    """An error here would end the thread that reads a rank's pipe, and the rank with it."""
     code = "from elasticctl_launcher.worker_output import WorkerOutput as O; O().print_rank_line(0, 'caf\\u00e9')"
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=True)
     assert done.stdout == b"caf\\xe9\n"
 
 
-def test_records_are_said_line_by_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_records_are_printed_line_by_line(monkeypatch: pytest.MonkeyPatch) -> None:
     printed = io.StringIO()
     monkeypatch.setattr(sys, "stderr", printed)
     logger = logging.getLogger("of-a-test")
@@ -65,7 +65,7 @@ def test_records_are_said_line_by_line(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(line.startswith("[launcher] ") for line in lines)
 
 
-def test_ranks_that_nobody_reads_do_not_hold_up_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unread_output_of_ranks_does_not_block_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_output, "PRINT_TIMEOUT_S", 0.05)
     receive, send = os.pipe()
     own = io.StringIO()

@@ -1,7 +1,11 @@
-"""The workspace of a job, unpacked by a real launcher: what runs, where, and what is said when it cannot be had."""
+"""The job's workspace, unpacked by a real launcher: what runs, where, and errors; and private folders."""
 
 from __future__ import annotations
 
+import os
+import socket
+import stat
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -10,7 +14,15 @@ from pathlib import Path
 import pytest
 
 from elasticctl.operations.workspace.collect_files import collect_files, pieces_of
-from elasticctl_launcher.workspace import PREFIX, PrivateFolder, UnpackedWorkspace, unpack_workspace
+from elasticctl_launcher import workspace
+from elasticctl_launcher.workspace import (
+    PREFIX,
+    PrivateFolder,
+    UnpackedWorkspace,
+    create_folder_for_sockets,
+    delete_orphaned_folders,
+    unpack_workspace,
+)
 from elasticctl_store import storage as storages
 from elasticctl_store.errors import TrainError
 from elasticctl_store.workspace import transfer
@@ -29,7 +41,7 @@ print("path", sys.path[0])
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """A folder as a researcher has it."""
+    """The folder of a project."""
     folder = tmp_path / "project"
     (folder / "src").mkdir(parents=True)
     (folder / "src/train.py").write_text(SCRIPT)
@@ -50,7 +62,7 @@ def scratch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def sent(source: Path, url: str) -> str:
-    """Send the folder; what a manifest would say of it."""
+    """Send the folder; return the reference that a manifest contains."""
     listing = collect_files(source, None).listing
     transfer.send(storages.open(url), listing, "0" * 32, lambda file: pieces_of(source, file), lambda count: None)
     return f"{url}#{listing.digest}"
@@ -61,7 +73,7 @@ def left(scratch: Path) -> Iterator[Path]:
 
 
 def test_a_relative_command_runs_in_the_copy(lab: Lab, source: Path, scratch: Path, s3: Cloud) -> None:
-    """The folder that it comes from may be gone, and lies on another machine anyway."""
+    """The original folder may be gone, and is usually on another machine."""
     reference = sent(source, s3.url)
     source.rename(source.with_name("elsewhere"))
     lab.add("a-0")
@@ -73,7 +85,7 @@ def test_a_relative_command_runs_in_the_copy(lab: Lab, source: Path, scratch: Pa
     said = lab.output("a-0")
     assert "[launcher] workspace" in said
     assert f": 3 files, 0.2 kB from {storages.open(s3.url).url} in " in said
-    assert "Found credentials" not in said  # boto3 talks
+    assert "Found credentials" not in said  # a message of boto3
     assert "with helper ['--epochs', '3']" in said
     (line,) = (line for line in said.splitlines() if line.startswith("ran "))
     script, folder = Path(line.split()[1]), Path(line.split()[3])
@@ -84,7 +96,7 @@ def test_a_relative_command_runs_in_the_copy(lab: Lab, source: Path, scratch: Pa
     assert list(left(scratch)) == []
 
 
-def test_a_command_that_names_its_folder_stays_where_it_is(lab: Lab, source: Path, scratch: Path) -> None:
+def test_a_command_that_names_its_script_keeps_its_working_folder(lab: Lab, source: Path, scratch: Path) -> None:
     reference = sent(source, str(lab.folder / "kept"))
     (source / "src/train.py").write_text("print('edited')\n")
     lab.add("a-0", "a-1")
@@ -100,8 +112,8 @@ def test_a_command_that_names_its_folder_stays_where_it_is(lab: Lab, source: Pat
     assert list(left(scratch)) == []
 
 
-def test_a_module_runs_from_the_copy_and_leaves_its_results_where_it_was_submitted(lab: Lab, scratch: Path) -> None:
-    """With a spare and without; what it starts finds the copy's modules too."""
+def test_a_module_runs_from_the_copy_in_its_original_working_folder(lab: Lab, scratch: Path) -> None:
+    """With and without a spare; processes that it starts find the copy's modules too."""
     package = lab.folder / "pkg"
     package.mkdir()
     (package / "__init__.py").touch()
@@ -128,7 +140,7 @@ def test_a_module_runs_from_the_copy_and_leaves_its_results_where_it_was_submitt
     assert list(left(scratch)) == []
 
 
-def test_what_cannot_be_had_is_said_once_and_is_the_cause(lab: Lab, source: Path, scratch: Path) -> None:
+def test_a_damaged_workspace_is_reported_once_and_is_the_failure(lab: Lab, source: Path, scratch: Path) -> None:
     kept = lab.folder / "kept"
     reference = sent(source, str(kept))
     digest = reference.rpartition("#")[2]
@@ -155,18 +167,18 @@ def test_what_cannot_be_had_is_said_once_and_is_the_cause(lab: Lab, source: Path
         (f"s3://key:word@bucket/kept#{'0' * 64}", "set credentials in the environment"),
     ],
 )
-def test_what_names_no_workspace_is_refused_and_no_password_shown(scratch: Path, reference: str, said: str) -> None:
+def test_an_invalid_reference_is_refused_without_showing_a_password(scratch: Path, reference: str, said: str) -> None:
     with pytest.raises(TrainError) as caught:
         unpack_workspace({"ELASTICCTL_WORKSPACE": reference})
     assert said in str(caught.value)
     assert "word" not in str(caught.value)
 
 
-def test_no_workspace_is_none() -> None:
+def test_without_a_workspace_nothing_is_unpacked() -> None:
     assert unpack_workspace({}) is None
 
 
-def test_a_large_one_is_announced(
+def test_a_large_workspace_is_announced(
     tmp_path: Path, scratch: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "project").mkdir()
@@ -183,8 +195,8 @@ def test_a_large_one_is_announced(
     assert list(left(scratch)) == []
 
 
-def test_links_that_lead_in_a_circle_are_named(tmp_path: Path, scratch: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Of what an earlier version has sent."""
+def test_circular_links_are_named(tmp_path: Path, scratch: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """In a workspace that an earlier version has sent."""
     kept, listing = storages.open(str(tmp_path / "kept")), Listing.of([PackedLink("a", "a//a"), PackedLink("b", "a")])
     transfer.send(kept, listing, "0" * 32, lambda file: iter(()), lambda count: None)
     copy = unpack_workspace({"ELASTICCTL_WORKSPACE": f"{tmp_path}/kept#{listing.digest}"})
@@ -195,7 +207,7 @@ def test_links_that_lead_in_a_circle_are_named(tmp_path: Path, scratch: Path, ca
 
 
 @pytest.mark.usefixtures("aws_keys")
-def test_sigterm_is_heard_while_the_storage_does_not_answer(lab: Lab, scratch: Path) -> None:
+def test_sigterm_ends_the_wait_for_the_storage(lab: Lab, scratch: Path) -> None:
     lab.add("a-0")
     nowhere = {"AWS_ENDPOINT_URL": "http://127.0.0.1:1", "ELASTICCTL_LOG_UPLOAD": "off"}
     lab.start("a-0", "true", ELASTICCTL_WORKSPACE=f"s3://bucket/job#{'a' * 64}", **nowhere)
@@ -219,7 +231,7 @@ def test_sigterm_is_heard_while_the_storage_does_not_answer(lab: Lab, scratch: P
         ('  File "/usr/lib/python3/x.py", line 4 in f', '  File "/usr/lib/python3/x.py", line 4 in f'),
     ],
 )
-def test_lines_of_code_are_named_as_they_were_submitted(tmp_path: Path, line: str, shown: str) -> None:
+def test_paths_in_tracebacks_are_those_of_the_submitted_folder(tmp_path: Path, line: str, shown: str) -> None:
     parent = PrivateFolder(tmp_path)
     copy = UnpackedWorkspace(parent, parent.path / "workspace", Path("/home/me"))
     try:
@@ -228,7 +240,7 @@ def test_lines_of_code_are_named_as_they_were_submitted(tmp_path: Path, line: st
         copy.close()
 
 
-def test_a_traceback_names_the_file_that_was_submitted(lab: Lab, source: Path, scratch: Path) -> None:
+def test_a_traceback_names_the_submitted_file(lab: Lab, source: Path, scratch: Path) -> None:
     (source / "src/train.py").write_text("import helper\nhelper.fail()\n")
     (source / "src/helper.py").write_text("def fail():\n    raise ValueError('no')\n")
     reference = sent(source, str(lab.folder / "kept"))
@@ -238,3 +250,111 @@ def test_a_traceback_names_the_file_that_was_submitted(lab: Lab, source: Path, s
     assert lab.wait("a-0") == 1
     assert f'  File "{source}/src/helper.py", line 2, in fail' in lab.output("a-0").splitlines()
     assert f'File "{scratch}' not in lab.output("a-0")
+
+
+OWNER = """
+import sys, time
+from pathlib import Path
+from elasticctl_launcher.workspace import PrivateFolder
+folder = PrivateFolder(Path(sys.argv[1]))
+(folder.path / "snapshot").write_bytes(b"state")
+print(folder.path, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def owner(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """Another process, and the folder it owns."""
+    with subprocess.Popen([sys.executable, "-c", OWNER, tmp_path], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield process, Path(process.stdout.readline().strip())
+        process.kill()
+
+
+def test_a_folder_is_private_and_removed_at_the_end(tmp_path: Path) -> None:
+    folder = PrivateFolder(tmp_path)
+    assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
+    (folder.path / "x").touch()
+    folder.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interruption_while_a_folder_is_created_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def terminate(*_: object) -> None:
+        raise SystemExit(143)
+
+    monkeypatch.setattr(workspace.fcntl, "flock", terminate)
+    with pytest.raises(SystemExit):
+        PrivateFolder(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_existing_folder_of_the_same_name_is_kept(tmp_path: Path) -> None:
+    folder = PrivateFolder(tmp_path, "hosts")
+    with pytest.raises(FileExistsError):
+        PrivateFolder(tmp_path, "hosts")
+    assert folder.path.is_dir()
+    folder.close()
+
+
+def test_only_folders_of_dead_launchers_are_deleted(owner: tuple[subprocess.Popen[str], Path], tmp_path: Path) -> None:
+    process, folder = owner
+    delete_orphaned_folders(tmp_path)
+    assert (folder / "snapshot").exists()
+    process.kill()
+    process.wait()
+    PrivateFolder(tmp_path).close()  # the next launcher
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_new_folder_without_a_lock_is_kept_for_a_while(tmp_path: Path) -> None:
+    young, old = tmp_path / f"{workspace.PREFIX}young", tmp_path / f"{workspace.PREFIX}old"
+    for folder in (young, old):
+        folder.mkdir()
+    os.utime(old, (1.0, 1.0))
+    delete_orphaned_folders(tmp_path)
+    assert list(tmp_path.iterdir()) == [young]
+
+
+def test_other_folders_and_links_are_not_deleted(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    os.utime(kept, (1.0, 1.0))
+    link = tmp_path / f"{workspace.PREFIX}link"
+    link.symlink_to(kept)
+    delete_orphaned_folders(tmp_path)
+    assert kept.is_dir()
+    assert link.is_symlink()
+
+
+def test_without_shared_memory_there_is_no_folder_in_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(workspace, "SHARED_MEMORY", tmp_path / "none")
+    assert workspace.create_shared_memory_folder() is None
+    monkeypatch.setattr(workspace, "SHARED_MEMORY", tmp_path)
+    folder = workspace.create_shared_memory_folder()
+    assert folder is not None
+    assert folder.path.parent == tmp_path
+    folder.close()
+
+
+@pytest.mark.parametrize("length", [40, 69, 70, 200])
+def test_a_long_temporary_path_is_avoided_for_sockets(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory(prefix="e") as parent:
+        long = Path(parent) / ("x" * (length - len(parent) - 1))
+        long.mkdir()
+        assert len(str(long)) == length
+        monkeypatch.setattr(tempfile, "tempdir", str(long))
+        folder = create_folder_for_sockets()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as wire:
+            wire.bind(str(folder.path / "agent.sock"))
+        folder.close()
+
+
+def test_without_a_folder_for_sockets_the_error_has_a_fix(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/" + "x" * 100)
+    monkeypatch.setattr(workspace, "SHORT_PARENTS", ("/no-such-folder",))
+    with pytest.raises(OSError, match="FIX: set TMPDIR"):
+        create_folder_for_sockets()

@@ -29,10 +29,10 @@ from elasticctl.operations.observer import SILENT
 from elasticctl.operations.target import Target
 from elasticctl.settings.contexts import Context
 from elasticctl.terminal import Terminal
-from elasticctl_store.checkpoints import rollbacks, run_records
+from elasticctl_store.checkpoints import run_records
 from elasticctl_store.checkpoints.commits import CommitWriter, moved_to, read_commits
 from elasticctl_store.checkpoints.retention import take_over
-from elasticctl_store.checkpoints.rollbacks import Rollback
+from elasticctl_store.checkpoints.run_records import Rollback
 from elasticctl_store.errors import MovedError, StorageError
 from elasticctl_store.storage.local import LocalStorage
 from tests.support import journals
@@ -446,11 +446,11 @@ def test_the_records_of_a_run_move_along_and_the_checkpoint_that_it_has_gone_bac
             journals.commit(here, writer, world.best + 1)
             world.best += 1
         note = Rollback(writer.generation.generation, world.best - 1, "NaN", {"epoch": 0})
-        rollbacks.write(here, note)
+        run_records.write_rollback(here, note)
         here.put(run_records.INTERRUPTIONS, [b"seen"])
         world.move("west", "there")
         assert [commit.step for commit in read_commits(there)] == [note.step - 1]
-        assert rollbacks.pending(there) == note
+        assert run_records.pending_rollback(there) == note
         assert there.get(run_records.INTERRUPTIONS) == b"seen"
 
 

@@ -134,20 +134,20 @@ REPORTS: list[Mapping[str, Any]] = [
 
 
 @pytest.mark.parametrize(("cls", "recorded"), RECORDED)
-def test_a_message_is_read_and_written_as_before(cls: type[Any], recorded: Mapping[str, Any]) -> None:
+def test_the_format_of_messages_stays(cls: type[Any], recorded: Mapping[str, Any]) -> None:
     found = WIRE.decode(cls, recorded)
     assert json.loads(json.dumps(WIRE.encode(found))) == recorded
     assert problem_of(found) == ""
 
 
 @pytest.mark.parametrize("recorded", REPORTS, ids=lambda recorded: recorded["kind"])
-def test_a_report_is_read_and_written_as_before(recorded: Mapping[str, Any]) -> None:
+def test_the_format_of_reports_stays(recorded: Mapping[str, Any]) -> None:
     found = decode_report(recorded)
     assert found is not None
     assert json.loads(json.dumps(encode_report(found))) == recorded
 
 
-def test_what_an_older_release_leaves_out_means_what_it_meant() -> None:
+def test_fields_that_older_releases_lack_have_defaults() -> None:
     joins = WIRE.decode(JoinRequest, {**MEMBER, "generation": 0, "failed": ENDED})
     assert (joins.prepared, joins.stays, [each.generation for each in joins.failed]) == (True, False, [2])
     assert WIRE.decode(WatchRequest, {"uid": "u0", "generation": 1}).members is None
@@ -168,18 +168,18 @@ def test_what_an_older_release_leaves_out_means_what_it_meant() -> None:
         ({"host": None}, "host: expected text of 1 to 512 characters"),
     ],
 )
-def test_a_request_out_of_range_has_a_problem(change: Mapping[str, Any], problem: str) -> None:
+def test_a_request_out_of_range_is_reported(change: Mapping[str, Any], problem: str) -> None:
     assert problem_of(WIRE.decode(JoinRequest, {**MEMBER, "generation": 0, **change})) == problem
 
 
-def test_a_failure_that_is_reported_asks_for_a_verdict() -> None:
+def test_a_failure_report_becomes_a_request_for_a_verdict() -> None:
     report = WIRE.decode(requests.FailureReport, ENDED)
     request = FailRequest.of("u0", report, failed=(report,))
     assert WIRE.encode(request) == {"uid": "u0", **ENDED, "failed": [ENDED]}
     assert WIRE.decode(JoinRequest, MEMBER).member == Member("u0", "a-0", "10.0.0.1", 29500, 2)
 
 
-def test_a_termination_message_is_in_the_style_of_kubernetes() -> None:
+def test_a_termination_message_uses_camel_case() -> None:
     text = (
         '{"verdict": "killed", "worker": "a-0", "rank": 0, "exitCode": 137, "signal": "SIGKILL",'
         ' "lastLines": ["x"], "generation": 0, "at": "2026-11-29T08:00:00+00:00"}'
@@ -193,18 +193,18 @@ def test_a_termination_message_is_in_the_style_of_kubernetes() -> None:
 
 
 @given(st.dictionaries(st.sampled_from(["kind", "rank", "generation", "step", "metrics", "times", "ranks"]), JSON))
-def test_whatever_is_reported_can_be_read(message: Any) -> None:
+def test_every_report_survives_its_encoding(message: Any) -> None:
     for kind in ("progress", "hang", "usage", "resumed"):
         assert isinstance(decode_report({**message, "kind": kind}), Report)
     assert decode_report(JSON) is None
 
 
-def test_ranks_are_named_in_runs() -> None:
+def test_consecutive_ranks_are_abbreviated() -> None:
     assert reports.ranks_text([3]) == "rank 3"
     assert reports.ranks_text([0, 1, 2, 4, 6, 7]) == "ranks 0-2, 4, 6-7"
     assert ProgressReport().kind == "progress"
 
 
-def test_a_form_may_write_null() -> None:
+def test_a_null_takes_the_default() -> None:
     assert Codec().encode(NoticeAnswer(math.inf)) == {"stay_s": None, "left_s": None}
     assert written_as(lambda _: NULL, str)

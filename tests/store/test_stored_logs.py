@@ -33,7 +33,7 @@ def texts(found: list[StoredLine]) -> list[str]:
 
 @settings(max_examples=30)
 @given(st.lists(lines, max_size=4))
-def test_lines_come_back_as_they_were(batches: list[list[StoredLine]]) -> None:
+def test_lines_survive_their_encoding(batches: list[list[StoredLine]]) -> None:
     data = b"".join(stored_logs.compress(stored_logs.encode(batch)) for batch in batches if batch)
     wanted = [line for batch in batches for line in batch]
     found = stored_logs.decode(data)
@@ -43,7 +43,7 @@ def test_lines_come_back_as_they_were(batches: list[list[StoredLine]]) -> None:
     assert all(abs(a.at - b.at) < 2e-6 for a, b in zip(found, wanted, strict=True))
 
 
-def test_zcat_reads_it(tmp_path: Path) -> None:
+def test_zcat_reads_an_object(tmp_path: Path) -> None:
     path = tmp_path / "log.gz"
     path.write_bytes(
         b"".join(stored_logs.compress(stored_logs.encode([StoredLine(n, 1.5, 0, f"step {n}")])) for n in (1, 2))
@@ -64,14 +64,14 @@ def test_zcat_reads_it(tmp_path: Path) -> None:
         gzip.compress(b"\n" * (stored_logs.MAX_SEGMENT_BYTES + 1), mtime=0),
     ],
 )
-def test_what_is_no_log_is_refused(data: bytes) -> None:
+def test_invalid_objects_are_refused(data: bytes) -> None:
     with pytest.raises(DamagedError):
         stored_logs.decode(data)
 
 
 @settings(max_examples=30)
 @given(times, st.integers(1, 10**12 - 1))
-def test_a_key_tells_whose_lines_these_are(started_at: float, first: int) -> None:
+def test_a_key_identifies_the_incarnation(started_at: float, first: int) -> None:
     life = Incarnation("0a-uid", "job-worker-12", started_at, "b1-uid")
     found = stored_logs.parse_key(life.key(first))
     assert found is not None
@@ -92,7 +92,7 @@ def test_a_key_tells_whose_lines_these_are(started_at: float, first: int) -> Non
         "",
     ],
 )
-def test_other_objects_are_left_alone(key: str) -> None:
+def test_other_objects_are_ignored(key: str) -> None:
     assert stored_logs.parse_key(key) is None
 
 
@@ -109,7 +109,7 @@ ALL_LINES = [StoredLine(n, 999.0 + n, 0, f"line {n}") for n in range(1, 101)]
 
 @pytest.fixture
 def many(tmp_path: Path) -> LocalStorage:
-    """`ALL_LINES`, five an object."""
+    """`ALL_LINES`, five in each object."""
     storage = LocalStorage(tmp_path)
     for start in range(0, 100, 5):
         batch = ALL_LINES[start : start + 5]
@@ -117,14 +117,14 @@ def many(tmp_path: Path) -> LocalStorage:
     return storage
 
 
-def test_the_end_and_a_time_are_found(many: LocalStorage) -> None:
+def test_tail_and_since_select_lines(many: LocalStorage) -> None:
     log = stored_logs.find(many, "job-uid")[0]
     for since, tail in itertools.product((None, 990.0, 1000.0, 1004.5, 1050.0, 1110.0), (None, 0, 1, 5, 7, 100, 120)):
         wanted = ALL_LINES if tail is None else ALL_LINES[100 - min(tail, 100) :]
         assert list(log.lines(since=since, tail=tail)) == [line for line in wanted if since is None or line.at >= since]
 
 
-def test_little_is_read_for_the_last_lines(many: LocalStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tail_reads_few_objects(many: LocalStorage, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     get = LocalStorage.get
     monkeypatch.setattr(LocalStorage, "get", lambda self, key: (asked.append(key), get(self, key))[1])
@@ -135,7 +135,7 @@ def test_little_is_read_for_the_last_lines(many: LocalStorage, monkeypatch: pyte
     assert len(asked) <= 7
 
 
-def test_an_object_that_was_deleted_meanwhile_is_a_gap(many: LocalStorage) -> None:
+def test_an_object_deleted_meanwhile_is_a_gap(many: LocalStorage) -> None:
     log = stored_logs.find(many, "job-uid")[0]
     many.delete([LIFE.key(6)])
     assert texts(list(log.lines()))[4:7] == [
@@ -152,13 +152,13 @@ def test_a_damaged_object_is_named(many: LocalStorage) -> None:
         list(log.lines())
 
 
-def test_jobs_and_workers_are_told_apart(many: LocalStorage) -> None:
+def test_jobs_and_workers_are_distinguished(many: LocalStorage) -> None:
     line = [stored_logs.compress(stored_logs.encode([StoredLine(1, 1.0, 0, "other")]))]
     many.put(Incarnation("job-uid-2", "job-worker-0", 1.0, "u").key(1), line)
     many.put(Incarnation("job-uid", "job-worker-1", 1.0, "u").key(1), line)
     assert len(stored_logs.find(many, "job-uid")) == 2
     assert [log.incarnation.worker for log in stored_logs.find(many, "job-uid", "job-worker-1")] == ["job-worker-1"]
-    assert stored_logs.find(many, "nobody") == []
+    assert stored_logs.find(many, "no-such-job") == []
     assert stored_logs.delete(many, "job-uid") == 21
     assert stored_logs.find(many, "job-uid") == []
     assert len(stored_logs.find(many, "job-uid-2")) == 1

@@ -1,4 +1,4 @@
-"""Metrics in a storage: beside the logs, and readable by whatever reads JSON lines."""
+"""Metrics in a storage: next to the logs, as JSON lines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from elasticctl_store.stored_logs import Incarnation, StoredLine
 LIFE = Incarnation("uid", "train-worker-0", 1_767_225_600.0, "pod")
 
 
-def test_objects_are_json_lines_beside_the_log(tmp_path: Path) -> None:
+def test_objects_are_json_lines_next_to_the_log(tmp_path: Path) -> None:
     kept = storage.open(f"file://{tmp_path}")
     kept.put(LIFE.key(1), [stored_logs.compress(stored_logs.encode([StoredLine(1, 5.0, 0, "hello")]))])
     texts = ['{"step": 1, "at": 5.5, "loss": 0.5}', '{"step": 2, "at": 6.5, "loss": "NaN"}']
@@ -35,7 +35,7 @@ def test_objects_are_json_lines_beside_the_log(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", [b"no json\n", b"[" * 100_000 + b"\n"])
-def test_what_is_none_of_ours_is_refused(text: bytes) -> None:
+def test_invalid_objects_are_refused(text: bytes) -> None:
     with pytest.raises(DamagedError):
         stored_metrics.decode(stored_logs.compress(text))
 

@@ -1,4 +1,4 @@
-"""The folder that goes along: named by content, sent once, unpacked to the byte and nowhere else."""
+"""The submitted folder: named by content, sent once, unpacked exactly and nowhere else."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def sha256(data: bytes) -> str:
 
 
 class Desk:
-    """Contents by path, the storage they go to, and how often each was read."""
+    """Contents by path, the target storage, and how often each file was read."""
 
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
@@ -67,7 +67,7 @@ class Desk:
 
     @property
     def pack(self) -> str:
-        """The only one."""
+        """The key of the only pack."""
         (found,) = self.stored("packs/")
         return found
 
@@ -94,7 +94,7 @@ def fresh(tmp_path: Path, name: str = "copy") -> Path:
 # There and back.
 
 
-def test_it_comes_back_as_it_went(desk: Desk, tmp_path: Path) -> None:
+def test_a_workspace_is_unpacked_as_it_was(desk: Desk, tmp_path: Path) -> None:
     links = (
         PackedLink("latest", "lib/model.py"),
         PackedLink("lib/up", "../train.py"),
@@ -117,10 +117,10 @@ def test_it_comes_back_as_it_went(desk: Desk, tmp_path: Path) -> None:
     assert list((copy / "out/empty").iterdir()) == []
     modes = {path: bool((copy / path).stat().st_mode & stat.S_IXUSR) for path in ("run.sh", "train.py")}
     assert modes == {"run.sh": True, "train.py": False}
-    assert sent.files == len(contents) - 1  # the twin's content is sent once
+    assert sent.files == len(contents) - 1  # two files with the same content
 
 
-def test_a_large_file_goes_in_pieces(desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_file_is_sent_in_pieces(desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing, "PACK_BYTES", 3 * PIECE_BYTES)
     noise = random.Random(1).randbytes(2 * PIECE_BYTES + 77)
     contents = {
@@ -132,14 +132,14 @@ def test_a_large_file_goes_in_pieces(desk: Desk, tmp_path: Path, monkeypatch: py
     listing, _ = desk.send(contents)
     packs = desk.stored("packs/")
     assert len(packs) > 1
-    assert sum(len(desk.storage.get(key)) for key in packs) < 2 * len(noise) + 50_000  # zeros and code shrink
+    assert sum(len(desk.storage.get(key)) for key in packs) < 2 * len(noise) + 50_000  # zeros and code are compressed
     copy = fresh(tmp_path)
     unpack(desk.storage, listing.digest, copy)
     assert contents_of(copy) == contents
 
 
 @pytest.mark.usefixtures("aws_keys")
-def test_both_clouds_keep_one(cloud: Cloud, tmp_path: Path) -> None:
+def test_both_clouds_store_a_workspace(cloud: Cloud, tmp_path: Path) -> None:
     desk = Desk(cloud.open())
     listing, sent = desk.send(CODE)
     assert sent.files == 3
@@ -153,7 +153,7 @@ def test_both_clouds_keep_one(cloud: Cloud, tmp_path: Path) -> None:
 # What is sent.
 
 
-def test_what_is_there_is_not_sent_again(desk: Desk) -> None:
+def test_stored_content_is_not_sent_again(desk: Desk) -> None:
     first, _ = desk.send(CODE)
     before = desk.stored()
     desk.reads.clear()
@@ -163,7 +163,7 @@ def test_what_is_there_is_not_sent_again(desk: Desk) -> None:
     assert set(desk.stored()) - set(before) == {f"heads/{'1' * 32}"}
 
 
-def test_of_a_changed_folder_only_what_is_new_is_sent(desk: Desk, tmp_path: Path) -> None:
+def test_only_new_content_of_a_changed_folder_is_sent(desk: Desk, tmp_path: Path) -> None:
     desk.send(CODE)
     for turn in range(1, 4):
         desk.reads.clear()
@@ -205,7 +205,7 @@ def test_a_file_that_cannot_be_read_leaves_no_workspace(desk: Desk) -> None:
         transfer.find(desk.storage, listing.digest)
 
 
-def test_two_storages_can_have_the_same(desk: Desk, tmp_path: Path) -> None:
+def test_two_storages_can_hold_the_same_workspace(desk: Desk, tmp_path: Path) -> None:
     listing, _ = desk.send(CODE)
     other = storages.open(str(tmp_path / "other"))
     for _ in range(2):
@@ -218,7 +218,7 @@ def test_two_storages_can_have_the_same(desk: Desk, tmp_path: Path) -> None:
         transfer.copy_workspace(desk.storage, storages.open(str(tmp_path / "third")), listing.digest)
 
 
-def test_small_files_are_read_in_one_go() -> None:
+def test_small_files_are_read_in_one_request() -> None:
     packer, contents = Packer(), {f"{number:064x}": f"file {number}\n".encode() for number in range(300)}
     packs = [pack for content, data in contents.items() for pack in packer.add(content, data)] + list(packer.close())
     assert len(packs) == len(pack_ranges(packer.places, contents)) == 1
@@ -230,7 +230,7 @@ def test_small_files_are_read_in_one_go() -> None:
 
 
 @pytest.mark.parametrize("cut", [slice(0, -1), slice(1, None), slice(0, 40)])
-def test_a_damaged_pack_is_found(desk: Desk, tmp_path: Path, cut: slice) -> None:
+def test_a_damaged_pack_is_detected(desk: Desk, tmp_path: Path, cut: slice) -> None:
     listing, _ = desk.send(CODE)
     pack = desk.pack
     desk.storage.put(pack, [desk.storage.get(pack)[cut]])
@@ -241,7 +241,7 @@ def test_a_damaged_pack_is_found(desk: Desk, tmp_path: Path, cut: slice) -> None
         transfer.read_files(desk.storage, kept, [item for item in listing.items if isinstance(item, File)])
 
 
-def test_some_files_are_read_without_a_folder(desk: Desk) -> None:
+def test_files_can_be_read_without_unpacking(desk: Desk) -> None:
     listing, _ = desk.send({**CODE, "empty": b""})
     wanted = [item for item in listing.items if isinstance(item, File) and item.path in ("train.py", "empty")]
     found = transfer.read_files(desk.storage, transfer.find(desk.storage, listing.digest), wanted)
@@ -250,7 +250,7 @@ def test_some_files_are_read_without_a_folder(desk: Desk) -> None:
 
 @given(st.data())
 @settings(max_examples=20)
-def test_no_flipped_bit_gets_through(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+def test_every_flipped_bit_is_detected(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     folder = tmp_path_factory.mktemp("flip")
     desk = Desk(storages.open(str(folder / "kept")))
     listing, _ = desk.send(CODE)
@@ -266,7 +266,7 @@ def test_no_flipped_bit_gets_through(tmp_path_factory: pytest.TempPathFactory, d
     assert contents_of(folder / "copy") == CODE  # a bit that fills up the last byte of a compressed piece
 
 
-def test_another_workspace_under_that_name_is_refused(desk: Desk, tmp_path: Path) -> None:
+def test_another_workspace_under_the_same_digest_is_refused(desk: Desk, tmp_path: Path) -> None:
     one, _ = desk.send(CODE)
     other, _ = desk.send({"evil.py": b"rm -rf\n"})
     desk.storage.put(f"listings/{one.digest}", [desk.storage.get(f"listings/{other.digest}")])
@@ -274,7 +274,7 @@ def test_another_workspace_under_that_name_is_refused(desk: Desk, tmp_path: Path
         unpack(desk.storage, one.digest, fresh(tmp_path))
 
 
-def test_a_pack_that_would_blow_up_is_not_unpacked(desk: Desk, tmp_path: Path) -> None:
+def test_a_decompression_bomb_is_not_unpacked(desk: Desk, tmp_path: Path) -> None:
     contents = {"a": b"x" * 1000}
     listing, _ = desk.send(contents)
     document = json.loads(desk.storage.get(f"listings/{listing.digest}"))
@@ -295,7 +295,7 @@ def test_a_pack_that_would_blow_up_is_not_unpacked(desk: Desk, tmp_path: Path) -
         (StorageError("no permission"), "cannot get the workspace abcabcabcabc at s3://b: no permission"),
     ],
 )
-def test_why_it_cannot_be_had_is_said_in_a_line(error: StorageError, said: str) -> None:
+def test_failures_are_described_in_one_line(error: StorageError, said: str) -> None:
     assert said in transfer.describe_failure(error, "s3://b", "abc" * 10)
 
 
@@ -320,14 +320,14 @@ LOOPS = [
     [PackedLink("a", "b"), PackedLink("b", "a")],
     [PackedLink("a", "b"), PackedLink("b", "b/../../a"), PackedLink("c/d", "../a/x")],
 ]
-"""Links, none of which leads anywhere. Python takes the real path of the second one for `/a`."""
+"""Dangling links. For Python, the real path of the second one is `/a`."""
 
 
 @given(ITEMS)
 @example([PackedLink("a", "a//a")])
 @settings(max_examples=100)
-def test_nothing_outside_of_the_folder_is_touched(tmp_path_factory: pytest.TempPathFactory, items: list[Item]) -> None:
-    """Whatever a listing claims: it is refused, or all that it makes, and all that its links reach, lies within."""
+def test_nothing_outside_of_the_folder_is_written(tmp_path_factory: pytest.TempPathFactory, items: list[Item]) -> None:
+    """Any listing is refused, or everything that it creates, and that its links reach, is in the folder."""
     try:
         listing = parse(json.loads(json.dumps(Listing(tuple(items)).to_json())))
     except (DamagedError, UnicodeEncodeError):
@@ -343,8 +343,8 @@ def test_nothing_outside_of_the_folder_is_touched(tmp_path_factory: pytest.TempP
 
 
 @pytest.mark.parametrize("links", LOOPS)
-def test_links_that_lead_in_a_circle_are_left_out(desk: Desk, tmp_path: Path, links: list[PackedLink]) -> None:
-    """Earlier versions have sent such ones, and what they sent has to run as it did."""
+def test_circular_links_are_left_out(desk: Desk, tmp_path: Path, links: list[PackedLink]) -> None:
+    """Earlier versions have sent such workspaces, which must still run."""
     listing, _ = desk.send(CODE, *links, PackedLink("z", "train.py"))
     assert listing.loops == tuple(links)
     copy = fresh(tmp_path)
@@ -352,8 +352,8 @@ def test_links_that_lead_in_a_circle_are_left_out(desk: Desk, tmp_path: Path, li
     assert [path.name for path in copy.rglob("*") if path.is_symlink()] == ["z"]
 
 
-def test_a_chain_of_links_cannot_climb_out() -> None:
-    """Each stays within by its letters; followed by the kernel, the second leaves."""
+def test_a_chain_of_links_cannot_leave_the_folder() -> None:
+    """By their text, both links stay in the folder; resolved by the kernel, the second one leaves it."""
     links = {"p/q/x": "../../r", "p/q/a": "x/../../etc"}
     assert [lead_of(path, links) for path in links] == [Lead.WITHIN, Lead.OUT]
     with pytest.raises(DamagedError, match=r"'p/q/a' of a workspace leads out of it"):
@@ -361,7 +361,7 @@ def test_a_chain_of_links_cannot_climb_out() -> None:
 
 
 @pytest.mark.parametrize("links", [{"a": "b", "b": "/etc"}, {"a": "b/a", "b": "/"}, {"a": "/a"}, {"a": "../copy/a"}])
-def test_a_circle_by_way_of_another_folder_leads_out(links: dict[str, str]) -> None:
+def test_a_circle_through_another_folder_leads_out(links: dict[str, str]) -> None:
     with pytest.raises(DamagedError, match="the link 'a' of a workspace leads out of it"):
         Listing.of(PackedLink(path, target) for path, target in links.items())
 
@@ -375,7 +375,7 @@ def test_a_circle_by_way_of_another_folder_leads_out(links: dict[str, str]) -> N
         [Folder("a"), File("a/b", 0, FILE)],
     ],
 )
-def test_items_that_get_in_each_others_way_are_refused(items: list[Item]) -> None:
+def test_conflicting_items_are_refused(items: list[Item]) -> None:
     for order in itertools.permutations(items):
         with pytest.raises(DamagedError):
             Listing.of(order)
@@ -394,7 +394,7 @@ def test_items_that_get_in_each_others_way_are_refused(items: list[Item]) -> Non
         {"format": "elasticctl-workspace/1", "items": [["pipe", "a"]]},
     ],
 )
-def test_what_is_no_listing_is_refused(data: object) -> None:
+def test_invalid_listings_are_refused(data: object) -> None:
     with pytest.raises(DamagedError):
         parse(data)
 
@@ -403,12 +403,12 @@ def test_what_is_no_listing_is_refused(data: object) -> None:
     ("path", "wrong"),
     [("a/b", ""), ("a//b", "names"), ("/a", "names"), ("../a", "names"), ("x" * 256, "too long"), ("\udcff", "UTF-8")],
 )
-def test_paths(path: str, wrong: str) -> None:
+def test_valid_and_invalid_paths(path: str, wrong: str) -> None:
     assert (wrong in unfit(path)) if wrong else unfit(path) == ""
 
 
-def test_the_digest_is_of_contents_alone() -> None:
-    """Written down here, because jobs that exist name workspaces by it."""
+def test_the_digest_depends_on_contents_only() -> None:
+    """The digest is fixed, because existing jobs name workspaces by it."""
     listing = Listing.of([File("b.py", 3, sha256(b"b=1")), PackedLink("a", "b.py"), Folder("c")])
     assert listing.digest == sha256(
         b'{"format":"elasticctl-workspace/1","items":[["link","a","b.py"],["file","b.py",3,"'

@@ -38,7 +38,7 @@ class ScriptedRendezvous:
     answers: Mapping[str, Answer | list[Answer]] = field(default_factory=dict)
     on_join: Callable[[ScriptedRendezvous], None] = lambda handler: None
     generation: int = 0
-    starts_anew: bool = False
+    restarts_all: bool = False
     stale_reason: str = "test"
     identity: WorkerIdentity = WorkerIdentity("uid-a-0", "a-0", "127.0.0.1", 1)
     on_change: Callable[[int, GroupChange], None] = lambda generation, change: None

@@ -1,4 +1,4 @@
-"""The launcher's end of the wire, for tests in which a rank is given notice."""
+"""The launcher's end of the socket, for tests in which a rank gets notice."""
 
 from __future__ import annotations
 

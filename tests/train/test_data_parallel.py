@@ -1,4 +1,4 @@
-"""Parts of a model that a script freezes and thaws while it trains."""
+"""Parts of a model that a script freezes and unfreezes while it trains."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.train.programs import Numbers
 
 
 def in_both_ways(program: Callable[[bool], None]) -> None:
-    """In DistributedDataParallel as ranks have it that start again when the group changes, and that stay."""
+    """The model in the DistributedDataParallel of ranks that restart, and of those that stay."""
     dist.init_process_group("gloo")
     for stays in (False, True):
         program(stays)
@@ -32,7 +32,7 @@ def in_both_ways(program: Callable[[bool], None]) -> None:
 
 
 def freeze_and_thaw(stays: bool) -> None:
-    """The gradients are the means over both ranks, whichever parameters have some by now."""
+    """Gradients are the means over both ranks, for all parameters that have any."""
     rank = dist.get_rank()
     torch.manual_seed(0)
     first, last = nn.Linear(2, 2), nn.Linear(2, 1)
@@ -58,15 +58,15 @@ def freeze_and_thaw(stays: bool) -> None:
     with model.no_sync():  # type: ignore[operator]
         first.requires_grad_(False)
         model(inputs).sum().backward()
-    assert torch.equal(last.bias.grad, torch.tensor([2.0])), "the mean from before, and this rank's"
+    assert torch.equal(last.bias.grad, torch.tensor([2.0])), "the earlier mean plus this rank's gradient"
 
 
-def test_gradients_are_means_of_all_ranks_whatever_is_thawed_by_then() -> None:
+def test_gradients_of_parameters_unfrozen_later_are_averaged() -> None:
     assert ranks.run(in_both_ways, 2, freeze_and_thaw) == [0, 0]
 
 
 def join_and_hook(stays: bool) -> None:
-    """A pass before rank 1 enters `join`, as a newcomer, and one after it; then what a model of `Run` does not take."""
+    """A pass before rank 1 enters `join`, as a newcomer, and one after it; then unsupported methods."""
     module, rank = nn.Linear(2, 1), dist.get_rank()
     watch = PeerWatch(2, lambda error: pytest.fail(str(error)), Channel(training=dist.group.WORLD))
     model: Any = ElasticDataParallel(module, watch, init_sync=True) if stays else ResumableDataParallel(module)
@@ -86,7 +86,7 @@ def join_and_hook(stays: bool) -> None:
             model.register_comm_hook(None, fp16_compress_hook)
 
 
-def test_join_does_nothing_and_what_cannot_work_says_so() -> None:
+def test_join_does_nothing_and_unsupported_methods_raise() -> None:
     """In torch's own `join`, ranks that stay and newcomers would wait for each other in different collectives."""
     assert ranks.run(in_both_ways, 2, join_and_hook) == [0, 0]
 
@@ -104,7 +104,7 @@ def leave_one_out() -> None:
     dist.barrier()
 
 
-def test_a_parameter_without_a_gradient_is_an_error_that_says_what_to_do() -> None:
+def test_a_parameter_without_a_gradient_is_an_error_with_a_fix() -> None:
     assert ranks.run(leave_one_out, 2) == [0, 0]
 
 
@@ -128,8 +128,8 @@ def train(url: Path, steps: int, *, thaws: bool, begins_frozen: bool = True) -> 
     return model
 
 
-def test_what_was_thawed_is_trained_on_after_a_resume(tmp_path: Path) -> None:
-    """The script thaws it in a step, or an epoch, that is not repeated."""
+def test_unfrozen_parameters_are_trained_after_a_resume(tmp_path: Path) -> None:
+    """The script unfreezes it in a step, or an epoch, that is not repeated."""
     undisturbed = train(tmp_path / "whole", 6, thaws=True)
     train(tmp_path / "parts", 4, thaws=True)
     resumed = train(tmp_path / "parts", 6, thaws=True)
@@ -138,13 +138,13 @@ def test_what_was_thawed_is_trained_on_after_a_resume(tmp_path: Path) -> None:
         assert torch.equal(one, other)
 
 
-def test_a_script_that_has_been_edited_decides_itself_what_it_begins_with(tmp_path: Path) -> None:
+def test_an_edited_script_decides_what_is_frozen(tmp_path: Path) -> None:
     train(tmp_path, 4, thaws=False)
     assert train(tmp_path, 6, thaws=False, begins_frozen=False)[0].weight.requires_grad
 
 
 def train_on_a_rank(url: str, folder: str, steps: int) -> None:
-    """Train in steps that are all saved; write down the weights."""
+    """Train in steps that are all saved; record the weights."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 33), nn.Tanh(), nn.Linear(33, 5), nn.Tanh(), nn.Linear(5, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -162,8 +162,8 @@ def train_on_a_rank(url: str, folder: str, steps: int) -> None:
                 return
 
 
-def test_three_ranks_sum_up_gradients_after_a_restart_as_they_would_have_without(tmp_path: Path) -> None:
-    """Their order depends on the buckets of gradients, which DistributedDataParallel settles on by and by."""
+def test_after_a_restart_three_ranks_sum_gradients_in_the_same_order(tmp_path: Path) -> None:
+    """The order depends on the gradient buckets, which DistributedDataParallel rebuilds."""
     for url, steps in (("whole", 12), ("parts", 5), ("parts", 6), ("parts", 12)):
         folder = tmp_path / f"{url}-weights"
         folder.mkdir(exist_ok=True)

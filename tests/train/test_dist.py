@@ -1,4 +1,4 @@
-"""The group of ranks as a process ends; the rest of it is tested through all that several ranks do."""
+"""The group of ranks at the end of a process; other tests with several ranks cover the rest."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from elasticctl_train import dist
 
 world = dist.join()
 tensors = [torch.ones(1) for _ in range(1000)]
-sys.setswitchinterval(1000)  # from here on no thread gets the interpreter from another, as on a crowded machine
+sys.setswitchinterval(1000)  # no thread gets the interpreter from another one, as on a busy machine
 torch.distributed.all_reduce_coalesced(tensors, group={group})
 {end}
 """
@@ -73,7 +73,7 @@ with Run(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1)) as 
 
 @pytest.mark.timeout(900)  # two imports of torch
 def test_a_worker_of_a_data_loader_that_imports_the_script_does_not_train(tmp_path: Path) -> None:
-    """It has the rank's environment: it would join the ranks once more, and take their storage away."""
+    """It has the rank's environment: it would join the group again, and take over the storage."""
     script = tmp_path / "train.py"
     script.write_text(UNGUARDED)
     ended = subprocess.run(

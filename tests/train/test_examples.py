@@ -1,4 +1,4 @@
-"""The examples, run as their first lines say."""
+"""The examples, run as their first lines describe."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ SAMPLES = 1797
 
 
 def train(path: str, log: str, arguments: Sequence[str], environ: Mapping[str, str]) -> None:
-    """Be the process of an example, which prints to the end of a file and works in its folder."""
+    """Become the process of an example, which appends its output to a file and runs in its folder."""
     take_output(Path(log))
     os.chdir(Path(log).parent)
     ranks.run_script(Path(path), arguments, {"CUDA_VISIBLE_DEVICES": "", **environ})
 
 
 def trained(path: Path, folder: Path, *arguments: str, world_size: int = 1, **environ: str) -> str:
-    """What an example prints, with an environment as torchrun's."""
+    """Run an example with torchrun's variables; return its output."""
     log = folder / "log"
     log.write_text("")
     codes = ranks.run(train, world_size, str(path), str(log), arguments, environ)
@@ -39,7 +39,7 @@ def trained(path: Path, folder: Path, *arguments: str, world_size: int = 1, **en
 
 
 def run(*argv: str, cwd: Path) -> str:
-    """What a command says; it has to succeed."""
+    """Run a command that must succeed; return its output."""
     environ = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(
         argv, cwd=cwd, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
@@ -49,13 +49,13 @@ def run(*argv: str, cwd: Path) -> str:
 
 
 def right(said: str) -> int:
-    """How many samples the last epoch got right."""
+    """The number of correct samples in the last epoch."""
     found = re.findall(rf"epoch 9: (\d+) of (?:{SAMPLES}|{SAMPLES // 2 + 1}) right", said)
     assert len(found) == 1, said
     return int(found[0])
 
 
-def test_it_learns_the_digits_and_resumes(tmp_path: Path) -> None:
+def test_the_example_learns_the_digits_and_resumes(tmp_path: Path) -> None:
     script, state = EXAMPLES / "digits" / "train.py", str(tmp_path / "state")
     first = trained(script, tmp_path, "--storage", state, "--epochs", "8")
     assert re.search(r"epoch 7: step 184, test accuracy 0\.9[5-9]", first)
@@ -65,7 +65,7 @@ def test_it_learns_the_digits_and_resumes(tmp_path: Path) -> None:
     assert re.findall(r"epoch \d+: step \d+", second) == ["epoch 8: step 207"]
 
 
-def test_the_plain_script_and_what_becomes_of_it_learn_the_same(tmp_path: Path) -> None:
+def test_the_plain_and_the_elastic_script_learn_the_same(tmp_path: Path) -> None:
     plain = trained(EXAMPLES / "ddp" / "plain.py", tmp_path, world_size=2)
     assert right(plain) > 0.95 * SAMPLES / 2
     elastic = EXAMPLES / "ddp" / "elastic.py"

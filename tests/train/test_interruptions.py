@@ -1,4 +1,4 @@
-"""What a run learns of its interruptions, and the intervals that follow from it."""
+"""What a run observes of its interruptions, and the intervals that follow."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def group(*names: str, booted_at: float = 0.0) -> tuple[RankMachine, ...]:
     return tuple(RankMachine(name, booted_at) for name in names)
 
 
-def test_a_run_that_knows_nothing_expects_an_interruption_every_four_hours() -> None:
+def test_without_observations_an_interruption_is_expected_every_four_hours() -> None:
     for size in (1, 8):
         record = Record().followed_by(group(*map(str, range(size))), 0.0, committed_at=None, work_lost=True)
         assert record.hazard(0.0).between_s() == pytest.approx(PRIOR_S)
@@ -46,7 +46,7 @@ def test_a_run_that_knows_nothing_expects_an_interruption_every_four_hours() -> 
         assert not record.others
 
 
-def test_losses_are_counted_by_the_age_of_the_machine_that_is_gone() -> None:
+def test_losses_are_counted_by_the_age_of_the_lost_machine() -> None:
     first = Record().followed_by(
         (*group("old"), *group("new", booted_at=5 * HOUR_S)), 6 * HOUR_S, committed_at=None, work_lost=True
     )
@@ -56,11 +56,11 @@ def test_losses_are_counted_by_the_age_of_the_machine_that_is_gone() -> None:
     assert list(second.machine_s) == [0, HOUR_S, HOUR_S, 0, 0]
     assert (second.others, second.group_s) == (0, HOUR_S)
     third = second.followed_by(group("x", "y"), now + HOUR_S, committed_at=now + HOUR_S, work_lost=True)
-    assert sum(third.losses) == pytest.approx(2), "two at once are one interruption"
+    assert sum(third.losses) == pytest.approx(2), "two simultaneous losses are one interruption"
     assert third.followed_by(group("x", "y"), now + 2 * HOUR_S, committed_at=now, work_lost=True).others == 1
 
 
-def test_neither_scalings_nor_time_suspended_teach_anything() -> None:
+def test_scaling_and_suspension_are_not_observations() -> None:
     record = Record().followed_by(group("a"), 0.0, committed_at=None, work_lost=True)
     at = 0.0
     for size in range(2, 40):  # added and removed, every ten minutes, all day
@@ -78,14 +78,14 @@ def test_neither_scalings_nor_time_suspended_teach_anything() -> None:
     assert sum(killed.losses) == pytest.approx(1)
 
 
-def test_a_group_whose_state_lives_on_is_not_interrupted() -> None:
+def test_a_group_that_keeps_its_state_is_not_interrupted() -> None:
     record = Record().followed_by(group("a", "b"), 0.0, committed_at=None, work_lost=True)
     record = record.followed_by(group("a"), HOUR_S, committed_at=0.9 * HOUR_S, work_lost=False)
     assert not any(record.losses)
     assert record.hazard(HOUR_S).between_s() > PRIOR_S
 
 
-def test_no_machine_is_taken_to_last_longer_than_a_day() -> None:
+def test_no_machine_is_expected_to_last_longer_than_a_day() -> None:
     record = Record(machine_s=(1e9,) * 5, group_s=5e9, machines=group("a"))
     assert record.hazard(0.0).between_s() == QUIET_S
 
@@ -95,7 +95,7 @@ moments = st.lists(st.tuples(st.floats(0, 1e5), ages, st.booleans(), st.booleans
 
 
 @given(moments)
-def test_whatever_happens_time_and_losses_add_up(events: list[tuple[float, list[float], bool, bool, float]]) -> None:
+def test_time_and_losses_always_add_up(events: list[tuple[float, list[float], bool, bool, float]]) -> None:
     record, now, interruptions = Record(), 1e6, 0
     for number, (wait_s, ages_s, lost, planned, commit_s) in enumerate(events):
         now += wait_s
@@ -118,7 +118,7 @@ def test_whatever_happens_time_and_losses_add_up(events: list[tuple[float, list[
         encode(Record(machines=group("a", booted_at=math.inf))),
     ],
 )
-def test_what_is_no_record_is_forgotten(data: bytes) -> None:
+def test_an_invalid_record_is_ignored(data: bytes) -> None:
     assert decode(data) == Record()
 
 
@@ -136,7 +136,7 @@ def test_each_machine_counts_once_and_keeps_its_age() -> None:
     assert age_s is None or (later_s is not None and later_s >= age_s)
 
 
-def test_it_is_kept_next_to_the_checkpoints(tmp_path: Path) -> None:
+def test_the_record_is_stored_next_to_the_checkpoints(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path)
     for _ in range(3):
         seen = Interruptions(storage)
@@ -156,9 +156,7 @@ def test_it_is_kept_next_to_the_checkpoints(tmp_path: Path) -> None:
 
 
 @given(st.lists(st.floats(0, 1e-3), min_size=5, max_size=5), ages, st.floats(1e-3, 100.0))
-def test_the_best_interval_weighs_the_rates_that_it_will_see(
-    by_age: list[float], ages_s: list[float], cost_s: float
-) -> None:
+def test_the_best_interval_follows_the_expected_rates(by_age: list[float], ages_s: list[float], cost_s: float) -> None:
     hazard = Hazard(by_age, 1e-6, ages_s)
     best_s = hazard.best_interval_s(cost_s)
     parts = 500
@@ -181,7 +179,7 @@ def life_s(rates: Sequence[float], chance: random.Random) -> float:
 
 
 def learn(rates: Sequence[float], losses: int, chance: random.Random) -> Record:
-    """One machine after another, each lost without warning just behind a commit."""
+    """One machine after another, each lost without warning right after a commit."""
     record, now = Record(), 0.0
     for number in range(losses + 1):
         record = record.followed_by(group(str(number), booted_at=now), now, committed_at=now - 1, work_lost=True)
@@ -189,6 +187,6 @@ def learn(rates: Sequence[float], losses: int, chance: random.Random) -> Record:
     return record
 
 
-def test_a_bathtub_is_seen() -> None:
+def test_a_bathtub_curve_is_recognized() -> None:
     hazard = learn(BATHTUB, 200, random.Random(1)).hazard(0.0)
     assert hazard.by_age == pytest.approx(BATHTUB, rel=0.7)

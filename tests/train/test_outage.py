@@ -1,4 +1,4 @@
-"""A storage that is away: training goes on where it can, waits where it must, and is nobody's failure."""
+"""A storage is unavailable: training continues if it can, waits if it must, and nothing fails."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ AWAY = Fault(status=503, code="ServiceUnavailable")
 
 
 class Clock:
-    """Only pauses between tries move it on; `over` is called once an hour has passed."""
+    """A clock that only pauses between tries advance; `over` is called after an hour."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, over: Callable[[], object] = int) -> None:
         self.now_s, self._over, self._lock = 0.0, over, threading.Lock()
@@ -53,7 +53,7 @@ class Clock:
 
 
 class FileServer(Clock):
-    """A file server that is away until its clock has gone on for so long."""
+    """A file server that is unavailable until its clock has advanced so far."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__(monkeypatch)
@@ -86,7 +86,7 @@ def begin_at(url: str, **policy: Any) -> Run:
     return Run(url, model=torch.nn.Linear(1, 1), save=SavePolicy(**policy))
 
 
-def test_a_run_that_begins_in_an_outage_begins_behind_it(
+def test_a_run_that_starts_during_an_outage_waits_for_its_end(
     server: FileServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.go_away(HOUR_S)
@@ -110,7 +110,7 @@ def test_the_last_save_waits_for_its_storage(server: FileServer, tmp_path: Path)
     assert steps_in(tmp_path) == [1]
 
 
-def test_training_goes_on_while_a_save_waits_and_what_is_newest_is_saved_then(
+def test_training_continues_while_a_save_waits(
     server: FileServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = begin(tmp_path, every_s=1e-6)
@@ -129,8 +129,8 @@ def test_training_goes_on_while_a_save_waits_and_what_is_newest_is_saved_then(
     run.finish()
 
 
-def test_a_save_that_was_skipped_is_made_up_for_soon(server: FileServer, tmp_path: Path) -> None:
-    """Not only when the interval has passed once more: all that was trained in the outage is at risk."""
+def test_a_skipped_save_is_made_up_for_soon(server: FileServer, tmp_path: Path) -> None:
+    """It does not wait for another interval, because all steps during the outage are at risk."""
     run = begin(tmp_path, every_s=0.3)
     server.go_away(float("inf"))
     while not (run._session.storage.checkpoints and run._session.storage.checkpoints.skipped):
@@ -144,7 +144,7 @@ def test_a_save_that_was_skipped_is_made_up_for_soon(server: FileServer, tmp_pat
     run.finish()
 
 
-def test_a_full_disk_fails_at_once(server: FileServer, tmp_path: Path) -> None:
+def test_a_full_disk_fails_immediately(server: FileServer, tmp_path: Path) -> None:
     server.go_away(HOUR_S, errno.ENOSPC)
     with pytest.raises(StorageError, match="the disk is full"):
         begin(tmp_path)
@@ -153,7 +153,7 @@ def test_a_full_disk_fails_at_once(server: FileServer, tmp_path: Path) -> None:
 
 @pytest.fixture
 def versity(tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
-    """Starts versitygw, a real S3 server, again and again over one folder at one port, which its `args` name."""
+    """Starts versitygw, a real S3 server, repeatedly with the same folder and port, which its `args` name."""
     address, folder, started = f"127.0.0.1:{free_port()}", tmp_path / "server", list[subprocess.Popen[bytes]]()
     (folder / servers.BUCKET).mkdir(parents=True)
     keys = {
@@ -172,10 +172,10 @@ def versity(tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
         process.wait()
 
 
-def test_a_server_that_is_down_for_an_hour(
+def test_a_run_outlasts_an_outage_of_an_hour(
     aws_keys: None, monkeypatch: pytest.MonkeyPatch, versity: Callable[[], subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
-    """A real one, killed while a run is at it and started again an hour later, as the pauses between tries count it."""
+    """A real server, killed during a run and restarted an hour later by the clock of the pauses."""
     process = versity()
     address = process.args[2]  # type: ignore[index]
     url = f"s3://{servers.BUCKET}/job?endpoint=http://{address}&region=us-east-1"
@@ -207,7 +207,7 @@ def away(seen: Seen) -> Fault | None:
     return AWAY
 
 
-def test_ranks_that_wait_say_so_and_answer_notice_at_once(s3: Cloud, launcher: Launcher, tmp_path: Path) -> None:
+def test_waiting_ranks_report_it_and_respond_to_notice(s3: Cloud, launcher: Launcher, tmp_path: Path) -> None:
     s3.gate.faults = away
     processes = start(s3, launcher, tmp_path, 2, FOREVER)
     reason = launcher.hear_report("waiting")["reason"]
@@ -220,7 +220,7 @@ def test_ranks_that_wait_say_so_and_answer_notice_at_once(s3: Cloud, launcher: L
     stop(processes)
 
 
-def test_ranks_at_their_last_save_answer_notice_at_once(s3: Cloud, launcher: Launcher, tmp_path: Path) -> None:
+def test_ranks_at_their_last_save_respond_to_notice(s3: Cloud, launcher: Launcher, tmp_path: Path) -> None:
     s3.gate.faults = lambda seen: AWAY if seen.method == "PUT" and "-step" in seen.target else None
     processes = start(s3, launcher, tmp_path, 2, {**FOREVER, "epochs": 1})
     waiting: set[int] = set()
@@ -231,7 +231,7 @@ def test_ranks_at_their_last_save_answer_notice_at_once(s3: Cloud, launcher: Lau
     stop(processes)
 
 
-def test_a_rank_that_waits_hears_sigterm(s3: Cloud, launcher: Launcher, tmp_path: Path) -> None:
+def test_a_waiting_rank_handles_sigterm(s3: Cloud, launcher: Launcher, tmp_path: Path) -> None:
     s3.gate.faults = away
     processes = start(s3, launcher, tmp_path, 2, FOREVER)
     launcher.hear_report("waiting")
@@ -253,8 +253,8 @@ def test_training_is_distinguished_from_waiting(s3: Cloud, launcher: Launcher, t
     stop(processes)
 
 
-def test_ranks_wait_for_one_that_waits_however_long(s3: Cloud, launcher: Launcher, tmp_path: Path) -> None:
-    """Longer than messages between ranks may take elsewhere; three jobs, at an opening, a restore, and a save."""
+def test_ranks_wait_for_a_waiting_rank_without_limit(s3: Cloud, launcher: Launcher, tmp_path: Path) -> None:
+    """Longer than the usual timeout between ranks; three jobs: during the opening, a restore, and a save."""
     parts = {"opening": "journal", "restore": ".safetensors", "save": "-step"}
     end, keys = {**FOREVER, "epochs": 1}, dict(servers.KEYS)
     urls = {at: s3.url.replace("?", f"-{at}?") for at in parts}

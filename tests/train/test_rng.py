@@ -1,4 +1,4 @@
-"""Random number generators, captured and put back."""
+"""Random number generators, captured and restored."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tests.support.train.states import through_json
 
 
 def draw() -> tuple[object, ...]:
-    normal = np.random.normal()  # keeps its second number for later: part of the state
+    normal = np.random.normal()  # caches its second number, which is part of the state
     return random.random(), random.gauss(0, 1), normal, np.random.rand(), *torch.rand(3).tolist()
 
 
-def test_every_generator_goes_on_where_it_was() -> None:
+def test_every_generator_continues_where_it_was() -> None:
     rng.seed_all(1)
     draw()
     state = through_json(rng.capture())
@@ -26,7 +26,7 @@ def test_every_generator_goes_on_where_it_was() -> None:
     assert [draw(), draw()] == expected
 
 
-def test_equal_numbers_give_equal_streams_and_others_others() -> None:
+def test_equal_seeds_give_equal_streams() -> None:
     streams = []
     for parts in [(1, 2, 3), (1, 2, 3), (1, 2, 4), (1, 3, 3), (12, 3), (1, 23)]:
         rng.seed_all(*parts)
@@ -35,7 +35,7 @@ def test_equal_numbers_give_equal_streams_and_others_others() -> None:
     assert len(set(streams)) == 5
 
 
-def test_what_is_captured_again_and_again_is_always_the_newest() -> None:
+def test_repeated_captures_return_the_newest_state() -> None:
     rng.seed_all(1)
     capture = rng.Capture()
     for change in (lambda: None, *[np.random.normal] * 3, lambda: None, random.random, lambda: torch.rand(1)):

@@ -1,4 +1,4 @@
-"""`on-nan: rollback`: a run whose loss is no number goes back to before it, and leaves out the batches in between."""
+"""`on-nan: rollback`: a run whose loss is NaN goes back to before it, and skips the batches in between."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 import torch
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from elasticctl_store.checkpoints import rollbacks
+from elasticctl_store.checkpoints import run_records
 from elasticctl_store.checkpoints.commits import read_commits
 from elasticctl_store.checkpoints.entries import Commit, ObjectRef
-from elasticctl_store.checkpoints.rollbacks import Rollback
+from elasticctl_store.checkpoints.run_records import Rollback
 from elasticctl_store.errors import DamagedError, NotFiniteError, RollbackError, StorageError, TrainError
 from elasticctl_store.storage.local import LocalStorage
 from elasticctl_train import Run, SavePolicy
@@ -25,7 +25,7 @@ NOTE = Rollback(3, 81, "NaN", {"epoch": 1, "position": 12})
 
 
 class Diverges:
-    """Trains on numbers of which `bad` ones make the loss NaN, and the one `poisons_at` the parameters."""
+    """Trains on numbers: those in `bad` make the loss NaN, and `poisons_at` the parameters."""
 
     def __init__(self, url: str, *bad: int, poisons_at: int | None = None) -> None:
         self.url, self.bad, self.poisons_at = url, set(bad), poisons_at
@@ -55,7 +55,7 @@ def told_to_go_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ELASTICCTL_ON_NAN", "rollback")
 
 
-def test_it_goes_on_from_before_the_loss_and_behind_the_batch_that_made_it(
+def test_a_rollback_continues_before_the_loss_and_skips_its_batches(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     job = Diverges(tmp_path.as_uri(), 13)
@@ -68,11 +68,11 @@ def test_it_goes_on_from_before_the_loss_and_behind_the_batch_that_made_it(
     assert job.trained[0] == [16, 17, 18, 19]
     assert "went back to step 3, continuing from epoch 0, sample 16: the loss was NaN at step 4" in caplog.messages
     job.trained.clear()
-    job.run()  # what was committed since has left the batch out already
+    job.run()  # later commits have skipped the batch already
     assert job.trained == []
 
 
-def test_batches_between_the_checkpoint_and_the_loss_are_skipped_across_epochs_too(tmp_path: Path) -> None:
+def test_batches_are_skipped_across_epochs(tmp_path: Path) -> None:
     job = Diverges(tmp_path.as_uri(), 47)  # of step 12, in the second epoch
     with pytest.raises(RollbackError, match="since step 12: going back to step 8"):
         job.run(every_steps=4, epochs=2)
@@ -81,7 +81,7 @@ def test_batches_between_the_checkpoint_and_the_loss_are_skipped_across_epochs_t
     assert job.trained[0] == [48, 49, 50, 51]
 
 
-def test_it_goes_back_again_where_the_next_batch_is_no_better(tmp_path: Path) -> None:
+def test_a_run_can_go_back_again(tmp_path: Path) -> None:
     job = Diverges(tmp_path.as_uri(), 13, 17)
     for step in (4, 4):  # nothing is committed in between
         with pytest.raises(RollbackError, match=f"since step {step}: going back to step 3"):
@@ -89,7 +89,7 @@ def test_it_goes_back_again_where_the_next_batch_is_no_better(tmp_path: Path) ->
     assert job.run() == 8
 
 
-def test_a_checkpoint_with_parameters_that_are_no_numbers_is_passed_over(tmp_path: Path) -> None:
+def test_a_checkpoint_with_nan_parameters_is_skipped(tmp_path: Path) -> None:
     job = Diverges(tmp_path.as_uri(), 13, poisons_at=9)  # the loss of step 3 is still a number
     with pytest.raises(RollbackError, match="since step 4: going back to step 2"):
         job.run()
@@ -98,25 +98,25 @@ def test_a_checkpoint_with_parameters_that_are_no_numbers_is_passed_over(tmp_pat
     assert job.model.weight.isfinite().all()
 
 
-def test_a_loss_that_is_a_number_again_when_the_ranks_meet_has_harmed_nothing(tmp_path: Path) -> None:
+def test_a_loss_that_has_become_finite_again_is_ignored(tmp_path: Path) -> None:
     assert Diverges(tmp_path.as_uri(), 13).run(every_steps=5) == 10
 
 
-def test_it_ends_at_the_last_step_too(tmp_path: Path) -> None:
+def test_a_loss_at_the_last_step_counts(tmp_path: Path) -> None:
     job = Diverges(tmp_path.as_uri(), 39)
     with pytest.raises(RollbackError, match="since step 10: going back to step 8"):
         job.run(every_steps=8)
     assert job.run(every_steps=8) == 8
 
 
-def test_without_an_earlier_checkpoint_it_fails_for_good(tmp_path: Path) -> None:
+def test_without_an_earlier_checkpoint_the_job_fails(tmp_path: Path) -> None:
     with pytest.raises(NotFiniteError, match="since step 1, and there is no checkpoint from before that"):
         Diverges(tmp_path.as_uri(), 0).run()
     with pytest.raises(NotFiniteError, match="without a storage there is no checkpoint to go back to"):
         Diverges("", 0).run()
 
 
-def test_it_is_done_a_bounded_number_of_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_rollbacks_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpointer, "MOST_ROLLBACKS", 1)
     job = Diverges(tmp_path.as_uri(), 13, 25)
     with pytest.raises(RollbackError):
@@ -126,14 +126,14 @@ def test_it_is_done_a_bounded_number_of_times(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
-def test_who_cannot_skip_batches_says_so_at_once(tmp_path: Path) -> None:
+def test_users_that_cannot_skip_batches_are_refused(tmp_path: Path) -> None:
     model = torch.nn.Linear(1, 1)
     loader = StatefulDataLoader(Numbers(8))
     with pytest.raises(TrainError, match=r"ELASTICCTL_ON_NAN=rollback: a data loader .*so no batches can be skipped"):
         Run(tmp_path.as_uri(), model=model, loader=loader)
 
 
-def test_a_checkpoint_that_is_gone_is_not_taken_for_a_start_at_step_0(tmp_path: Path) -> None:
+def test_a_missing_checkpoint_is_not_taken_for_a_start_at_step_0(tmp_path: Path) -> None:
     job = Diverges(tmp_path.as_uri(), 13)
     with pytest.raises(RollbackError):
         job.run()
@@ -146,15 +146,15 @@ def test_a_checkpoint_that_is_gone_is_not_taken_for_a_start_at_step_0(tmp_path: 
         job.run()
 
 
-def test_a_note_is_read_as_it_was_written_and_anything_else_is_refused(tmp_path: Path) -> None:
+def test_a_note_survives_its_encoding_and_invalid_ones_are_refused(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path)
-    rollbacks.write(storage, NOTE)
-    rollbacks.write(storage, replace(NOTE, generation=4))
-    assert rollbacks.read_all(storage) == [NOTE, replace(NOTE, generation=4)]
+    run_records.write_rollback(storage, NOTE)
+    run_records.write_rollback(storage, replace(NOTE, generation=4))
+    assert run_records.read_rollbacks(storage) == [NOTE, replace(NOTE, generation=4)]
     for bad in (b"", b"[]", b'{"generation": "3"}', b"[" * 100_000):
         storage.put("rollbacks/000000000005.json", [bad])
         with pytest.raises(DamagedError, match=r"rollbacks/000000000005\.json: this is not a valid rollback note"):
-            rollbacks.read_all(storage)
+            run_records.read_rollbacks(storage)
 
 
 @pytest.mark.parametrize(

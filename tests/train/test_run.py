@@ -27,7 +27,7 @@ EVERY_STEP = SavePolicy(every_steps=1)
 
 
 class StopHere(Exception):
-    """The process is gone, as far as the test is concerned."""
+    """Stands for the end of the process."""
 
 
 class Augmented(Dataset[torch.Tensor]):
@@ -40,9 +40,7 @@ class Augmented(Dataset[torch.Tensor]):
         return torch.rand(4) + index
 
 
-def test_a_script_that_exits_inside_the_block_learns_what_is_not_saved(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_script_that_exits_inside_the_block_is_warned(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = torch.nn.Linear(1, 1)
 
     def exit_after(steps: int, code: int | None) -> None:
@@ -67,7 +65,7 @@ def train(url: str | None, epochs: int = 3, stop_at: int = -1) -> tuple[dict[str
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
     ended = []
     with Run(url, model=model, optimizer=optimizer, scheduler=scheduler, save=EVERY_STEP) as run:
-        torch.rand(3)  # as code that sets things up may
+        torch.rand(3)  # as set-up code may
         for epoch in run.epochs(epochs):
             for batch in run.loader(Augmented(), global_batch=6, shuffle=True):
                 loss = run.model(batch).square().mean()
@@ -76,7 +74,7 @@ def train(url: str | None, epochs: int = 3, stop_at: int = -1) -> tuple[dict[str
                 optimizer.step()
                 run.step(loss=loss)
                 while run._session.busy:
-                    time.sleep(0.001)  # lest a slow disk has the next save skipped
+                    time.sleep(0.001)  # on a slow disk, the next save would be skipped
                 if run.steps_done == stop_at:
                     raise StopHere
             ended.append(epoch)
@@ -90,7 +88,7 @@ def undisturbed() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("stop_at", [1, 4, 5, 11])
-def test_a_stopped_run_ends_bit_by_bit_as_one_that_was_not(
+def test_a_resumed_run_ends_exactly_as_an_uninterrupted_one(
     tmp_path: Path, undisturbed: dict[str, Any], stop_at: int
 ) -> None:
     with pytest.raises(StopHere):
@@ -110,20 +108,20 @@ def test_a_finished_run_has_nothing_left_to_do(tmp_path: Path) -> None:
     assert not same(longer, state)
 
 
-def test_without_a_url_the_jobs_own_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_url_the_jobs_storage_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ELASTICCTL_STORAGE", (tmp_path / "job").as_uri())
     train(None, epochs=1)
     assert next(read_commits(LocalStorage(tmp_path / "job"))).step == 4
 
 
-def test_without_any_url_it_says_once_that_nothing_is_kept(caplog: pytest.LogCaptureFixture) -> None:
+def test_without_any_url_a_message_says_that_nothing_is_saved(caplog: pytest.LogCaptureFixture) -> None:
     train(None, epochs=1)
     assert [record.message for record in caplog.records] == [
         "no storage URL and no $ELASTICCTL_STORAGE: no checkpoints are saved"
     ]
 
 
-def test_it_says_where_it_resumed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_says_where_a_run_resumed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="elasticctl_train"):
         train(str(tmp_path), epochs=1)
         train(str(tmp_path), epochs=1)
@@ -133,7 +131,7 @@ def test_it_says_where_it_resumed(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     ]
 
 
-def test_the_launcher_hears_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_everything_is_reported_to_the_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as agent:
         agent.bind(str(tmp_path / "agent"))
         agent.setblocking(False)
@@ -142,15 +140,15 @@ def test_the_launcher_hears_everything(tmp_path: Path, monkeypatch: pytest.Monke
         with Run(str(tmp_path / "state"), model=torch.nn.Linear(1, 1)) as run:
             run.step(loss=0.5)
             run.log(accuracy=0.75)
-        heard = []
+        reports = []
         with suppress(BlockingIOError):
             while True:
-                heard.append(json.loads(agent.recv(65536)))
-    rows = [json.loads(row) for message in heard for row in message.get("rows", ())]
+                reports.append(json.loads(agent.recv(65536)))
+    rows = [json.loads(row) for message in reports for row in message.get("rows", ())]
     values = [{name: row[name] for name in row if name != "at"} for row in rows]
     assert values == [{"step": 1, "loss": 0.5}, {"step": 1, "accuracy": 0.75}]
-    heard = [message for message in heard if message["kind"] != "metrics"]
-    assert [message["kind"] for message in heard] == [
+    reports = [message for message in reports if message["kind"] != "metrics"]
+    assert [message["kind"] for message in reports] == [
         "resumed",
         "progress",
         "progress",
@@ -158,17 +156,17 @@ def test_the_launcher_hears_everything(tmp_path: Path, monkeypatch: pytest.Monke
         "progress",
         "finished",
     ]
-    assert all(message["rank"] == 0 and message["generation"] == 2 for message in heard)
-    committed = heard[3]
+    assert all(message["rank"] == 0 and message["generation"] == 2 for message in reports)
+    committed = reports[3]
     assert (committed["step"], committed["committed"]) == (1, 1)
     assert committed["url"] == (tmp_path / "state").as_uri()
     assert committed["size_bytes"] > 0
-    assert heard[4]["metrics"] == {"loss": 0.5, "accuracy": 0.75}
+    assert reports[4]["metrics"] == {"loss": 0.5, "accuracy": 0.75}
     assert next(read_commits(LocalStorage(tmp_path / "state"))).metrics == {"loss": 0.5, "accuracy": 0.75}
 
 
-def test_epochs_without_a_step_are_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A script whose author has forgotten `run.step()` trains, and would lose all of it."""
+def test_epochs_without_a_step_are_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A script without `run.step()` trains, but would lose everything."""
     model = torch.nn.Linear(4, 1)
     said = "had batches but no run.step()"
     with Run(str(tmp_path), model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1)) as run:
@@ -181,8 +179,8 @@ def test_epochs_without_a_step_are_said_once(tmp_path: Path, caplog: pytest.LogC
 
 
 @pytest.mark.parametrize("data", [Numbers(6), NumberStream(6)])
-def test_epochs_that_are_not_counted_are_refused(data: Dataset[int]) -> None:
-    """A script that has kept its own loop over epochs would train in the first of them only, and succeed."""
+def test_loops_that_do_not_use_run_epochs_are_refused(data: Dataset[int]) -> None:
+    """A script with its own loop over epochs would train only in the first one, and succeed."""
     with Run(model=torch.nn.Linear(1, 1)) as run:
         for _ in run.loader(data, global_batch=2):
             run.step()
@@ -190,8 +188,8 @@ def test_epochs_that_are_not_counted_are_refused(data: Dataset[int]) -> None:
             next(iter(run.loader(data, global_batch=2)))
 
 
-def test_batches_that_are_fetched_ahead_of_their_steps_are_said(caplog: pytest.LogCaptureFixture) -> None:
-    """As with a prefetcher of the script's own. Gradients accumulated over a step's batches are something else."""
+def test_batches_fetched_ahead_of_their_steps_are_reported(caplog: pytest.LogCaptureFixture) -> None:
+    """For example by a prefetcher of the script. Accumulated gradients are not affected."""
     said = "taken from run.loader ahead of their steps"
     with Run(model=torch.nn.Linear(1, 1)) as run:
         for epoch in run.epochs(3):
@@ -210,7 +208,7 @@ def test_batches_that_are_fetched_ahead_of_their_steps_are_said(caplog: pytest.L
 
 
 @pytest.mark.parametrize("goes_by_steps_done", [False, True])
-def test_a_step_goes_on_while_gradients_wait_for_an_optimizer(tmp_path: Path, goes_by_steps_done: bool) -> None:
+def test_a_step_continues_while_gradients_accumulate(tmp_path: Path, goes_by_steps_done: bool) -> None:
     """A script that accumulates gradients may call run.step for each batch: a resume must not lose some of them."""
     seen: Counter[int] = Counter()
     for stop_at in (6, None):
@@ -237,7 +235,7 @@ def test_a_step_goes_on_while_gradients_wait_for_an_optimizer(tmp_path: Path, go
     assert run.steps_done == 12
 
 
-def test_a_resume_takes_up_a_step_whose_gradients_were_not_used_at_its_beginning(tmp_path: Path) -> None:
+def test_a_resume_repeats_a_step_whose_gradients_were_not_used(tmp_path: Path) -> None:
     seen: list[list[int]] = []
     for stop_at in (5, None):
         model = torch.nn.Linear(1, 1)
@@ -257,8 +255,8 @@ def test_a_resume_takes_up_a_step_whose_gradients_were_not_used_at_its_beginning
     assert seen == [[*range(10)], [*range(6, 12)]]
 
 
-def test_steps_that_another_optimizer_makes_are_counted(tmp_path: Path) -> None:
-    """The script has replaced the one that it has given to the run."""
+def test_steps_of_optimizers_outside_of_the_run_are_counted(tmp_path: Path) -> None:
+    """The script has replaced the optimizer that it passed to the run."""
     model = torch.nn.Linear(1, 1)
     with Run(str(tmp_path), model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1)) as run:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -290,11 +288,11 @@ def test_a_loader_made_before_the_loop_follows_training(tmp_path: Path, stop_at:
 
     found = read(str(tmp_path), stop_at, inside=False) + read(str(tmp_path), -1, inside=False)
     assert found == read(None, -1, inside=True)
-    assert len({tuple(batch) for _, batch in found}) == 12, "each epoch is shuffled anew"
+    assert len({tuple(batch) for _, batch in found}) == 12, "each epoch is shuffled again"
 
 
 def train_with_all(url: str, steps: int) -> tuple[int, list[Any], list[Any]]:
-    """Train with everything a loop may have; returns the step it resumed from, and the states then and at the end.
+    """Train with everything that a loop may have; return the step it resumed from, and the states then and at the end.
 
     One step more is counted, in which the optimizer does nothing: in its first run it has no state even then.
     """
@@ -322,7 +320,7 @@ def train_with_all(url: str, steps: int) -> tuple[int, list[Any], list[Any]]:
     return done, before, [dict(part.state_dict()) for part in found]
 
 
-def test_all_that_a_loop_may_have_comes_back(tmp_path: Path) -> None:
+def test_all_parts_of_a_loop_are_restored(tmp_path: Path) -> None:
     _, _, left = train_with_all(str(tmp_path), 0)
     for steps, resumed in ((2, 1), (5, 4), (1, 10)):
         done, found, ended = train_with_all(str(tmp_path), steps)
@@ -331,12 +329,12 @@ def test_all_that_a_loop_may_have_comes_back(tmp_path: Path) -> None:
         left = ended
 
 
-def test_a_checkpoint_of_something_else_is_refused_in_words(tmp_path: Path) -> None:
+def test_a_checkpoint_of_something_else_is_refused_with_a_fix(tmp_path: Path) -> None:
     model = torch.nn.Linear(4, 1)
     kept = Checkpointer(LocalStorage(tmp_path))
     kept.save({"model": model.state_dict()}, Label(1))
     assert kept.settle()
-    with pytest.raises(RestoreError, match="something other than Run has saved it"):
+    with pytest.raises(RestoreError, match="something other than Run saved it"):
         Run(str(tmp_path), model=model)
 
 
@@ -373,23 +371,21 @@ def diverge(url: str, at: int = 4) -> None:
                     time.sleep(0.001)
 
 
-def test_a_loss_that_is_not_a_number_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_nan_loss_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="elasticctl_train"):
         diverge(tmp_path.as_uri())
     assert [text for text in caplog.messages if "NaN" in text] == ["the loss is NaN since step 4"]
     assert next(iter(read_commits(LocalStorage(str(tmp_path))))).step == 10
 
 
-def test_a_loss_that_is_not_a_number_ends_a_job_that_is_to_stop_then(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_nan_loss_ends_a_job_that_is_configured_to_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ELASTICCTL_ON_NAN", "stop")
     with pytest.raises(NotFiniteError, match="the loss is NaN since step 4, and the job is configured to stop then"):
         diverge(tmp_path.as_uri())
     assert next(iter(read_commits(LocalStorage(str(tmp_path))))).step == 3
 
 
-def test_a_checkpoint_whose_parameters_are_not_finite_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_checkpoint_lists_parameters_that_are_not_finite(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Linear(1, 1))
     model.register_buffer("mask", torch.full((2, 2), float("-inf")))  # as attention has them
     with Run(str(tmp_path), model=model, save=EVERY_STEP) as run:
@@ -404,7 +400,7 @@ def test_a_checkpoint_whose_parameters_are_not_finite_says_so(tmp_path: Path, ca
     assert "the checkpoint of step 2 has parameters that are NaN or infinite: model/1.weight" in caplog.text
 
 
-def test_what_to_do_about_it_has_to_be_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_choice_for_nan_losses_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ELASTICCTL_ON_NAN", "explode")
     with pytest.raises(
         TrainError, match=r"ELASTICCTL_ON_NAN=explode is invalid\. FIX: set it to warn, stop or rollback"
@@ -412,7 +408,7 @@ def test_what_to_do_about_it_has_to_be_known(tmp_path: Path, monkeypatch: pytest
         diverge(tmp_path.as_uri())
 
 
-def test_finish_is_idle_the_second_time(tmp_path: Path) -> None:
+def test_a_second_finish_does_nothing(tmp_path: Path) -> None:
     with Run(str(tmp_path), model=torch.nn.Linear(1, 1)) as run:
         run.step()
         run.finish()
@@ -430,7 +426,7 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("by", ["argument", "variable"])
-def test_what_a_changed_run_takes_over_is_the_users_choice(
+def test_resume_chooses_what_a_changed_run_loads(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
     saved = torch.nn.Linear(1, 1)
@@ -452,7 +448,7 @@ def test_what_a_changed_run_takes_over_is_the_users_choice(
     assert Run(str(tmp_path), model=torch.nn.Linear(1, 1)).steps_done == 2  # what was saved since then fits
 
 
-def test_a_choice_that_is_none_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_choice_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ELASTICCTL_RESUME", "all")
     with pytest.raises(TrainError, match="give one of strict, ignore, model-only"):
         Run(str(tmp_path), model=torch.nn.Linear(1, 1))
@@ -464,7 +460,7 @@ def test_a_part_cannot_take_the_runs_own_name(tmp_path: Path) -> None:
         Run(str(tmp_path), model=torch.nn.Linear(1, 1), run=torch.nn.Linear(1, 1))
 
 
-def test_other_data_in_mid_epoch_is_refused(tmp_path: Path) -> None:
+def test_other_data_in_the_middle_of_an_epoch_is_refused(tmp_path: Path) -> None:
     with Run(str(tmp_path), model=torch.nn.Linear(1, 1), save=EVERY_STEP) as run:
         for _ in run.epochs(1):
             for _ in run.loader(Numbers(30), global_batch=10):

@@ -63,7 +63,7 @@ def test_gradients_that_are_not_averaged_are_reported(habit: str) -> None:
 
 
 @pytest.mark.parametrize("habit", ["none", "rate", "calls"])
-def test_ranks_whose_optimizers_make_different_steps_are_noticed(habit: str) -> None:
+def test_ranks_whose_optimizers_make_different_steps_are_reported(habit: str) -> None:
     digests = []
     for rank in range(2):
         model = nn.Linear(1, 1)
@@ -84,7 +84,7 @@ def test_ranks_whose_optimizers_make_different_steps_are_noticed(habit: str) -> 
     assert calls.digest == 0
 
 
-def test_nothing_waits_for_an_optimizer_whose_step_is_in_a_cuda_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_graphs_are_not_synchronized(monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     calls = OptimizerCalls({"optimizer": optimizer})
@@ -97,8 +97,8 @@ def test_nothing_waits_for_an_optimizer_whose_step_is_in_a_cuda_graph(monkeypatc
     assert not calls.are_awaited()
 
 
-def test_only_the_first_steps_of_a_group_are_looked_at() -> None:
-    """Whatever their numbers: a step of several accumulated batches counts as several."""
+def test_only_the_first_steps_of_a_group_are_checked() -> None:
+    """The numbers of steps may differ: a step of several accumulated batches counts as several."""
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     applied, looked = AppliedGradients({"optimizer": optimizer}), len(optimizer._optimizer_step_post_hooks)
@@ -111,9 +111,9 @@ def test_only_the_first_steps_of_a_group_are_looked_at() -> None:
         assert len(optimizer._optimizer_step_post_hooks) == looked
 
 
-def test_what_counts_are_the_gradients_that_a_closure_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gradients_of_a_closure_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Linear(1, 1, bias=False)
-    model.weight.grad = torch.full((1, 1), 100.0)  # left over on one of the ranks
+    model.weight.grad = torch.full((1, 1), 100.0)  # left from before on one of the ranks
     optimizer = torch.optim.LBFGS(model.parameters(), max_iter=1)
 
     def closure() -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""When saves are due, and at which steps the ranks meet to agree on it."""
+"""When saves are due, and at which steps the ranks meet."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def lost_every(between_s: float) -> Hazard:
 
 
 def walk(cadence: Cadence, first_step: int, step_times_s: list[float]) -> tuple[list[int], list[int]]:
-    """Take steps that last so long; returns the check steps and the steps at which a save was due."""
+    """Make steps of this duration; return the steps of checks and of due saves."""
     checks, due_at, now_s, check = [], [], 0.0, cadence.first_check
     for step, took_s in enumerate(step_times_s, start=first_step + 1):
         now_s += took_s
@@ -42,12 +42,12 @@ def walk(cadence: Cadence, first_step: int, step_times_s: list[float]) -> tuple[
 
 
 @pytest.mark.parametrize(("start", "due"), [(0, [5, 10, 15]), (3, [5, 10, 15]), (5, [10, 15, 20])])
-def test_by_steps_the_multiples_are_due(start: int, due: list[int]) -> None:
+def test_multiples_of_every_steps_are_due(start: int, due: list[int]) -> None:
     assert walk(Cadence(SavePolicy(every_steps=5), start, 0.0), start, [1.0] * 15) == (due, due)
 
 
 @pytest.mark.parametrize("notice_possible", [False, True])
-def test_a_multiple_without_a_check_is_made_up_for(notice_possible: bool) -> None:
+def test_a_missed_multiple_is_made_up_for(notice_possible: bool) -> None:
     cadence = Cadence(SavePolicy(every_steps=5), 0, 0.0, notice_possible=notice_possible)
     dues = {step: cadence.check(step, float(step))[0] for step in (3, 4, 6, 7, 9, 11, 15, 16)}
     if notice_possible:
@@ -56,7 +56,7 @@ def test_a_multiple_without_a_check_is_made_up_for(notice_possible: bool) -> Non
     assert dues[15]
 
 
-def test_by_time_saves_come_at_the_interval_with_few_checks() -> None:
+def test_saves_by_time_follow_the_interval_with_few_checks() -> None:
     checks, due = walk(Cadence(SavePolicy(every_s=10.0), 0, 0.0), 0, [0.01] * 10_000)
     assert len(due) in (9, 10)
     assert all(980 <= b - a <= 1020 for a, b in pairwise(due))
@@ -74,10 +74,10 @@ def test_the_interval_is_chosen_by_default() -> None:
     assert not SavePolicy(30.0).auto
     assert not SavePolicy(every_steps=5).auto
     _, due = walk(Cadence(SavePolicy(), 0, 0.0), 0, [1.0] * 16)
-    assert due == [5, 10, 15], "until a save has been measured, often"
+    assert due == [5, 10, 15], "frequent until a save has been measured"
 
 
-def test_what_a_save_costs_sets_the_interval(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_cost_of_a_save_sets_the_interval(caplog: pytest.LogCaptureFixture) -> None:
     cadence = Cadence(SavePolicy(), 0, 0.0, hazard=lambda: lost_every(20_000.0))
     with caplog.at_level(logging.INFO):
         cadence.saved(0.25)  # sqrt(2 x 0.25 s x 20,000 s) = 100 s
@@ -89,19 +89,19 @@ def test_what_a_save_costs_sets_the_interval(caplog: pytest.LogCaptureFixture) -
         cadence.saved(0.01)
         for _ in range(3):
             cadence.saved(0.25)
-        assert len(caplog.messages) == 1, "one save that was cheap changes nothing that is worth a line"
+        assert len(caplog.messages) == 1, "one cheap save does not change the interval enough to log it"
         for _ in range(3):
             cadence.saved(0.01)
         assert caplog.messages[1].startswith("saving every 20 s: a save stops training for 10 ms")
 
 
-def test_only_the_rank_whose_interval_counts_logs_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_only_rank_0_logs_the_interval(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         Cadence(SavePolicy(), 0, 0.0).saved(0.25, quietly=True)
     assert caplog.messages == []
 
 
-def test_a_given_interval_stays_whatever_saves_cost() -> None:
+def test_a_given_interval_does_not_depend_on_the_cost() -> None:
     cadence = Cadence(SavePolicy(10.0), 0, 0.0)
     cadence.saved(100.0)
     assert walk(cadence, 0, [1.0] * 30)[1] == [10, 20, 30]
@@ -123,7 +123,7 @@ def test_the_chosen_interval_loses_the_least_time(cost_s: float, write_s: float,
     assert chosen >= min(2 * write_s, LONGEST_S)
 
 
-def test_the_interval_follows_the_machines_ages() -> None:
+def test_the_interval_follows_the_ages_of_machines() -> None:
     between_s = [20_000.0]
     cadence = Cadence(SavePolicy(), 0, 0.0, hazard=lambda: lost_every(between_s[0]))
     cadence.saved(0.25)
@@ -134,14 +134,14 @@ def test_the_interval_follows_the_machines_ages() -> None:
     assert cadence.check(42, 310.0 + 50.0)[0]
 
 
-def test_what_to_keep_is_passed_on() -> None:
+def test_retention_is_passed_on() -> None:
     assert SavePolicy().retention == Retention(3)
     policy = SavePolicy(keep_last=2, keep_every_h=0.5, keep_best=4, metric="accuracy", mode="max")
     assert policy.retention == Retention(2, 1800.0, 4, "accuracy", "max")
 
 
 @pytest.mark.parametrize("policy", [SavePolicy(every_s=10.0), SavePolicy(every_steps=1000)])
-def test_where_notice_can_come_checks_are_close_and_saves_the_same(policy: SavePolicy) -> None:
+def test_possible_notice_makes_checks_frequent_but_not_saves(policy: SavePolicy) -> None:
     checks, due = walk(Cadence(policy, 0, 0.0, notice_possible=True), 0, [0.01] * 10_000)
     _, without = walk(Cadence(policy, 0, 0.0), 0, [0.01] * 10_000)
     gap = round(NOTICE_CHECK_S / 0.01)
@@ -153,7 +153,7 @@ def test_where_notice_can_come_checks_are_close_and_saves_the_same(policy: SaveP
 
 
 @given(st.lists(st.floats(0.001, 0.1), max_size=300), st.floats(0.001, 0.1))
-def test_a_save_is_never_due_too_early_nor_forgotten(noise_s: list[float], step_s: float) -> None:
+def test_saves_are_never_due_too_early_or_missed(noise_s: list[float], step_s: float) -> None:
     times_s = [*noise_s, *[step_s] * 400]
     _, due = walk(Cadence(SavePolicy(every_s=1.0), 0, 0.0), 0, times_s)
     ends_s = [sum(times_s[:step]) for step in (0, *due)]
@@ -176,6 +176,6 @@ def test_a_save_is_never_due_too_early_nor_forgotten(noise_s: list[float], step_
         ({"keep_best": 2, "metric": "loss", "mode": "least"}, "mode='least'"),
     ],
 )
-def test_a_policy_that_cannot_be_is_refused(options: dict[str, Any], said: str) -> None:
+def test_an_invalid_policy_is_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(TrainError, match=said):
         SavePolicy(**options)

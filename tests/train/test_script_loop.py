@@ -1,4 +1,4 @@
-"""What is learned of a script's loop: its own counts, its collectives, and state that it has not passed to its run."""
+"""What is detected of a script's loop: its own counts, its collectives, and state that is not passed to the run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from elasticctl_train.script_loop import CollectiveCount, ScriptLoop, StepCount,
 
 
 class Net(torch.nn.Linear):
-    """A class that no other test has models of."""
+    """A class of models that no other test uses."""
 
 
 class Holder:
@@ -29,7 +29,7 @@ class Holder:
 
 
 class Wrapper(torch.nn.Module):
-    """A module around an average, as libraries have."""
+    """A module around an average, as in libraries."""
 
     def __init__(self, average: torch.nn.Module) -> None:
         super().__init__()
@@ -47,33 +47,33 @@ def optimizer(model: Net) -> torch.optim.Optimizer:
 
 
 def seen_of(between: Callable[[], object] = int, **parts: object) -> list[str]:
-    """What two steps show, with something done between them."""
+    """The findings of two steps, with an action between them."""
     unsaved = UnsavedState(parts)
     first = unsaved.search()
     between()
     second = unsaved.search()
     assert unsaved.search() is None
-    return [each.why.removeprefix("Run was not given the ") if each else "" for each in (first, second)]
+    return [each.why.removeprefix("the ").rpartition(" w")[0] if each else "" for each in (first, second)]
 
 
-def test_schedulers_that_no_part_holds_are_found(optimizer: torch.optim.Optimizer) -> None:
+def test_schedulers_outside_of_the_parts_are_found(optimizer: torch.optim.Optimizer) -> None:
     inner = [StepLR(optimizer, 1), ChainedScheduler([ConstantLR(optimizer)], optimizer)]
     whole, plateau = SequentialLR(optimizer, inner, [3]), ReduceLROnPlateau(optimizer)
     both = ["ReduceLROnPlateau and the SequentialLR", ""]
-    assert seen_of(optimizer=optimizer) == both, "not what the second one consists of"
+    assert seen_of(optimizer=optimizer) == both, "schedulers inside the second one are not reported"
     assert seen_of(optimizer=optimizer, scheduler=whole) == ["ReduceLROnPlateau", ""]
     assert seen_of(optimizer=optimizer, warmup=Holder(whole, plateau)) == ["", ""]
-    assert seen_of() == ["", ""], "those of other optimizers are none of the run's"
+    assert seen_of() == ["", ""], "schedulers of other optimizers are ignored"
 
 
-def test_averages_that_no_part_holds_are_found(model: Net) -> None:
+def test_weight_averages_outside_of_the_parts_are_found(model: Net) -> None:
     average, other = AveragedModel(model), AveragedModel(Net(3, 1))
-    assert seen_of(model=model) == ["AveragedModel", ""], "that of another model is none of the run's"
+    assert seen_of(model=model) == ["AveragedModel", ""], "an average of another model is ignored"
     assert seen_of(model=model, average=average) == ["", ""]
     assert seen_of(model=model, averages=Holder(average), wrapped=Wrapper(other)) == ["", ""]
 
 
-def test_copies_that_change_and_that_no_part_holds_are_found(model: Net) -> None:
+def test_changing_copies_outside_of_the_parts_are_found(model: Net) -> None:
     by_hand, reference, shared = copy.deepcopy(model), copy.deepcopy(model), copy.copy(model)
     frame = copy.deepcopy(model).to("meta")
 
@@ -83,34 +83,36 @@ def test_copies_that_change_and_that_no_part_holds_are_found(model: Net) -> None
             mine.data.lerp_(its.data, 0.5)
 
     assert seen_of(update, model=model) == ["", "copy of Net"]
-    assert seen_of(update, model=model, ema=Wrapper(by_hand)) == ["", ""], "not one that stays as it is"
+    assert seen_of(update, model=model, ema=Wrapper(by_hand)) == ["", ""], "unchanged copies are ignored"
     assert seen_of(update, model=model, ema=by_hand) == ["", ""]
     assert [type(each) for each in (reference, shared, frame)] == [Net] * 3, "they are alive"
 
 
-def test_a_module_that_was_never_built_does_no_harm(model: Net) -> None:
-    unbuilt = Net.__new__(Net)  # as an error in a constructor leaves it
+def test_a_module_without_init_is_ignored(model: Net) -> None:
+    unbuilt = Net.__new__(Net)  # as after an error in its constructor
     assert seen_of(model=model) == ["", ""]
     assert isinstance(unbuilt, Net), "it is alive"
 
 
-def test_a_run_says_so(model: Net, optimizer: torch.optim.Optimizer, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_reports_state_that_is_not_saved(
+    model: Net, optimizer: torch.optim.Optimizer, caplog: pytest.LogCaptureFixture
+) -> None:
     average = AveragedModel(model)
     with Run(model=model, optimizer=optimizer, average=average) as run:
         run.step()
-    assert "Run was not given" not in caplog.text
+    assert "not passed to Run" not in caplog.text
     with Run(model=model, optimizer=optimizer) as run:
         scheduler = StepLR(optimizer, 1)
         for _ in range(3):
             run.step()
-    assert caplog.text.count("Run was not given the AveragedModel and the StepLR: it is not in checkpoints") == 1
+    assert caplog.text.count("the AveragedModel and the StepLR were not passed to Run: checkpoints do not") == 1
     assert scheduler.optimizer is optimizer, "it is alive"
 
 
 def train(
     steps: int, repeated: int, *, begin: int = 0, reads_first: bool = True, reads_last: bool = False
 ) -> StepCount:
-    """A loop that runs so often, of which some times were for nothing."""
+    """A loop with so many iterations, some of which were lost."""
     count = StepCount()
     count.start_at(begin)
     if reads_first:
@@ -125,11 +127,11 @@ def train(
 
 @pytest.mark.parametrize("begin", [0, 100])
 @pytest.mark.parametrize("repeated", [0, 1, 3])
-def test_a_loop_over_a_range_is_ahead_by_what_was_repeated(begin: int, repeated: int) -> None:
+def test_a_loop_over_a_range_is_ahead_by_the_repeated_steps(begin: int, repeated: int) -> None:
     assert train(20, repeated, begin=begin).is_ahead(begin + 20) == (repeated > 0)
 
 
-def test_who_asks_behind_the_last_step_goes_by_the_steps_that_count() -> None:
+def test_a_loop_that_reads_run_step_after_its_steps_is_not_ahead() -> None:
     assert not train(20, 3, reads_last=True).is_ahead(20)
 
 
@@ -137,16 +139,16 @@ def test_a_script_that_never_asks_would_start_from_scratch() -> None:
     assert not train(20, 3, reads_first=False).is_ahead(20)
 
 
-def test_a_state_that_was_taken_over_is_no_repetition() -> None:
-    """Another rank has made more steps than this one has called for."""
+def test_a_state_taken_over_from_a_peer_is_not_a_repetition() -> None:
+    """Another rank has made more steps than this process."""
     assert not train(20, 0).is_ahead(21)
 
 
-def test_who_asks_before_each_step_is_led_by_run() -> None:
+def test_a_loop_that_reads_run_step_before_each_step_follows_run() -> None:
     count = StepCount()
     count.record_read()
     count.record_call()
-    assert not count.leads, "as a loop that asks before each step"
+    assert not count.leads, "like a loop that reads it before each step"
     count.record_call()
     assert count.leads
     count.record_read()
@@ -154,23 +156,23 @@ def test_who_asks_before_each_step_is_led_by_run() -> None:
     assert not count.leads
 
 
-def test_who_never_asks_leads_nowhere() -> None:
+def test_a_loop_that_never_reads_run_step_cannot_be_followed() -> None:
     assert not train(20, 0, reads_first=False).leads
 
 
 PLAN = EpochPlan(80, 8)
 
 
-def test_a_loop_that_counts_batches_leaves_as_many_as_came_twice() -> None:
+def test_a_loop_that_counts_batches_leaves_as_many_as_were_repeated() -> None:
     feed, loop = Feed(), ScriptLoop({})
-    assert not loop.counts_batches(feed, PLAN, Cursor(position=64)), "nothing was repeated: it has left for a reason"
+    assert not loop.counts_batches(feed, PLAN, Cursor(position=64)), "nothing was repeated, so it has left on purpose"
     feed.adopt_repeated(2)
     assert loop.counts_batches(feed, PLAN, Cursor(position=64))
     assert loop.leaves_early(feed, PLAN, Cursor(position=64))
     assert not loop.counts_batches(feed, PLAN, Cursor(position=56))
-    assert not loop.counts_batches(feed, None, Cursor(position=64)), "the end of a stream is not known"
+    assert not loop.counts_batches(feed, None, Cursor(position=64)), "the end of a stream is unknown"
     feed.begin_rest()
-    assert not loop.counts_batches(feed, PLAN, Cursor(position=64)), "the rest is begun, with nothing repeated yet"
+    assert not loop.counts_batches(feed, PLAN, Cursor(position=64)), "the rest has begun, and nothing was repeated yet"
     feed.adopt_repeated(2)
     for _ in feed.watch_fetches(lambda: range(2)):
         feed.hand_over(range(8))
@@ -206,14 +208,14 @@ def test_the_end_of_an_epoch_is_undone(changes_parameters: bool) -> None:
         ([(0, False), (1, True), (0, False), (1, True), (1, True)], True),  # in another group, which counts from 0
     ],
 )
-def test_collectives_in_some_steps_only_are_known(counts: list[tuple[int, bool]], differ: bool) -> None:
+def test_collectives_in_only_some_steps_are_detected(counts: list[tuple[int, bool]], differ: bool) -> None:
     own = CollectiveCount()
     for count, is_comparable in counts:
         own.begin_step(count, is_comparable=is_comparable)
     assert own.differ is differ
 
 
-def test_collectives_since_the_last_step_are_known() -> None:
+def test_collectives_since_the_last_step_are_detected() -> None:
     own = CollectiveCount()
     assert own.has_made_any(2)
     own.end_step(2)
@@ -227,14 +229,12 @@ def test_collectives_since_the_last_step_are_known() -> None:
     ("shown", "why"),
     [
         ({}, ""),
-        ({"makes_groups": True}, "process groups of its own"),
+        ({"makes_groups": True}, "creates process groups"),
         ({"changes_early": True}, "before the optimizer's step"),
         ({"collectives": 1}, "before its first step"),
     ],
 )
-def test_a_loop_that_is_not_understood_restarts_and_the_log_says_what_to_change(
-    shown: dict[str, Any], why: str
-) -> None:
+def test_an_unsupported_loop_restarts_and_the_log_says_what_to_change(shown: dict[str, Any], why: str) -> None:
     loop = ScriptLoop({})
     found = loop.why_restart(**{"makes_groups": False, "changes_early": False, "collectives": 0, **shown})
     assert (found is None) == (not why)

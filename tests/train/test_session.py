@@ -1,4 +1,4 @@
-"""What `Run` and the hooks share, where it is not tested through them."""
+"""What `Run` and the hooks share, unless their tests cover it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.train import ranks
 from tests.support.train.programs import Numbers
 
 
-def test_how_often_it_was_interrupted_is_known_from_its_storage(
+def test_interruptions_are_read_from_the_storage(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(save_policy, "SHORTEST_S", 0.01)
@@ -43,7 +43,7 @@ def test_how_often_it_was_interrupted_is_known_from_its_storage(
     assert said.endswith("an interruption is expected every 1.0 h")
 
 
-def test_the_best_by_a_metric_stay_and_are_resumed_past(tmp_path: Path) -> None:
+def test_the_best_checkpoints_by_a_metric_are_kept(tmp_path: Path) -> None:
     keep = SavePolicy(every_steps=1, keep_last=1, keep_best=2, metric="accuracy", mode="max")
     accuracies = [0.5, 0.9, 0.1, 0.8, 0.2, 0.3]
     run = Run(str(tmp_path), model=torch.nn.Linear(1, 1), save=keep)
@@ -58,7 +58,7 @@ def test_the_best_by_a_metric_stay_and_are_resumed_past(tmp_path: Path) -> None:
 
 
 def leave_the_loop_on_one_rank_alone(url: str) -> None:
-    """As a script does that stops early by its own loss, or by a count of its own batches."""
+    """For example a script that stops early by its own loss or its own count of batches."""
     run = Run(url, model=torch.nn.Linear(1, 1), save=SavePolicy(every_steps=1))
     batches = run.loader(Numbers(40), global_batch=8)
     for _ in run.epochs(2):
@@ -73,6 +73,6 @@ def leave_the_loop_on_one_rank_alone(url: str) -> None:
             return
 
 
-def test_ranks_that_are_at_different_places_of_the_data_are_an_error(tmp_path: Path) -> None:
-    """It would go on with other samples than each epoch has, and wait for ever in the end."""
+def test_ranks_at_different_positions_are_an_error(tmp_path: Path) -> None:
+    """They would continue with wrong samples, and hang at the end."""
     assert ranks.run(leave_the_loop_on_one_rank_alone, 2, str(tmp_path)) == [0, 0]

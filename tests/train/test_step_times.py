@@ -1,4 +1,4 @@
-"""Where the time of the steps goes, as a rank sums it up."""
+"""How a rank sums up where the time of its steps goes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FETCH_S = 0.02
 
 
 class Clock:
-    """What a sample or a pass takes is added to it."""
+    """A clock that samples and passes advance."""
 
     now_s = 100.0
 
@@ -60,7 +60,7 @@ def test_sums_are_reported_twice_a_second_from_the_first_step_on() -> None:
     assert times.due_report(111.0) == StepSums(wall=1.0, data=0.0, all_reduce=0.0, save=0.0)
 
 
-def test_what_is_not_known_is_not_reported() -> None:
+def test_unknown_times_are_not_reported() -> None:
     times = TimeSums()
     times.due_report(1.0)
     assert times.due_report(2.0) == StepSums(wall=1.0, save=0.0)
@@ -75,7 +75,7 @@ def test_a_save_is_timed_even_if_it_fails() -> None:
 
 
 @pytest.mark.parametrize("dataset", [Slow(), SlowStream()], ids=["indexed", "stream"])
-def test_a_run_times_what_its_loader_takes_and_nothing_else(
+def test_only_the_time_in_the_loader_counts_as_data(
     dataset: Dataset[torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sample_order, "time", Clock)

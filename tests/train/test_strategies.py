@@ -1,4 +1,4 @@
-"""A run calls nothing but its strategy's interface: a further strategy needs no change to it."""
+"""A run calls nothing but its strategy's interface: a new strategy needs no change to `Run`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BATCH = 4
 
 
 class Repeating(RestartRanks):
-    """A third strategy: some steps are lost, and some groups end after a step was made, in one process."""
+    """A third strategy: some steps are lost, and some groups end after a step, in one process."""
 
     stays = True
 
@@ -83,7 +83,7 @@ def train(url: str | None = None, take: Callable[[Any], Iterator[Any]] = iter) -
 
 
 def by_length(loader: Any) -> Iterator[Any]:
-    """Take as many batches as the loader has said, as scripts do that count."""
+    """Take as many batches as the loader has reported, like scripts that count."""
     batches = iter(loader)
     for _ in range(len(loader)):
         yield next(batches)
@@ -93,7 +93,7 @@ EVERY_BATCH = [(epoch, list(range(first, first + BATCH))) for epoch in (0, 1) fo
 
 
 @pytest.mark.parametrize("take", [iter, by_length])
-def test_the_batches_of_a_lost_step_come_again_and_count_once(
+def test_the_batches_of_a_lost_step_are_repeated_and_counted_once(
     chosen: Callable[[Repeating], Repeating], take: Callable[[Any], Iterator[Any]]
 ) -> None:
     strategy = chosen(Repeating(lost={2, 5, 6}))
@@ -129,5 +129,5 @@ def test_a_stream_is_left_to_a_restart(
         for _ in run.epochs(1):
             for _ in run.loader(NumberStream(24), global_batch=BATCH):
                 run.step()
-    assert run.steps_done == 6, "nothing is repeated any more"
-    assert caplog.text.count("ranks restart when the group changes, because a stream cannot be divided again") == 1
+    assert run.steps_done == 6, "no step is repeated any more"
+    assert caplog.text.count("ranks restart when the group changes, because a stream cannot be redistributed") == 1

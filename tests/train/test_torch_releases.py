@@ -1,4 +1,4 @@
-"""Releases of torch: the private names of it that we rely on, which any release may rename, and what old ones lack."""
+"""Releases of torch: the private names that we rely on, which any release may change, and what old releases lack."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ HOMES: dict[Any, set[str]] = {
 """Where torch has the private names that we use: all of them in 2.6, 2.8, 2.11, 2.13, 2.14 and 2.15. `make torch` shows
 whether another release will do."""
 NOT_EVERYWHERE = {"_dump_fr_trace_json", "_dump_nccl_trace_json", "_group_start", "_group_end"}
-"""A flight recorder that a build has not got is not read. The others are NCCL's, which no build for CPUs has."""
+"""A missing flight recorder is not read. The others are those of NCCL, which builds for CPUs lack."""
 OF_SOME_RELEASES = {"_get_root_mesh", "_mesh_resources"}
 """Old releases have the second, new ones the first."""
 OURSELVES = {"self", "cls"}
@@ -114,7 +114,7 @@ def is_private(name: str) -> bool:
     return name.isidentifier() and name[:1] == "_" != name[1:2] and len(name) > 1
 
 
-def test_every_private_name_of_torch_is_known_and_there() -> None:
+def test_every_private_name_of_torch_is_listed_and_exists() -> None:
     trees = [ast.parse(path.read_text("utf-8")) for path in LIBRARY.rglob("*.py")]
     ours = {name for tree in trees for name in own_names(tree)}
     used = {name for tree in trees for name in used_names(tree, ours) if is_private(name)}
@@ -127,7 +127,7 @@ def test_every_private_name_of_torch_is_known_and_there() -> None:
 
 @pytest.mark.parametrize("init_sync", [True, False])
 @pytest.mark.parametrize("takes_it", [True, False])
-def test_torch_2_6_has_to_be_kept_from_exchanging_parameters(
+def test_torch_2_6_is_kept_from_exchanging_parameters(
     monkeypatch: pytest.MonkeyPatch, init_sync: bool, takes_it: bool
 ) -> None:
     monkeypatch.setattr(torch_releases, "TAKES_INIT_SYNC", takes_it)

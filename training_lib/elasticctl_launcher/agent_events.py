@@ -40,7 +40,7 @@ class RankLostPeers:
 
 @dataclass(frozen=True, slots=True)
 class RankDeclined:
-    """A rank that could have stayed in its process has to be restarted, because of `why`."""
+    """A rank that could have stayed in its process must be restarted, because of `why`."""
 
     generation: int
     why: str

@@ -1,6 +1,6 @@
 """The first code of a rank: asks the kernel to kill it when the launcher dies, then becomes the user's command.
 
-It has two modes, both run as a file, so that none of our packages has to be importable:
+It has two modes, both run as a file, so that none of our packages needs to be importable:
 
     bootstrap.py LAUNCHER_PID exec COMMAND...      become COMMAND (run with -I -S: a few milliseconds)
     bootstrap.py LAUNCHER_PID spare FD MODULE...   import the modules, write a byte to FD, wait for one line
@@ -113,7 +113,7 @@ def imports_that_stay() -> Iterator[None]:
 
 
 def report_signals(path: str) -> None:
-    """Make Python write the number of each signal that it handles into a pipe, whatever handler the script sets.
+    """Make Python write the number of each signal that it handles into a pipe, regardless of the script's handlers.
 
     This ends if the script, or asyncio, sets another descriptor. It does nothing if no launcher reads the pipe.
     """
@@ -139,7 +139,7 @@ def report_collectives(path: str) -> None:
     """
     listening = socket.socket(socket.AF_UNIX)
     try:
-        with contextlib.suppress(FileNotFoundError):  # left behind by the previous rank
+        with contextlib.suppress(FileNotFoundError):  # left by the previous rank
             os.unlink(path)
         listening.bind(path)
         listening.listen()
@@ -173,7 +173,7 @@ def answer_questions(listening: socket.socket) -> None:
         with connected, contextlib.suppress(Exception):  # the caller gets no answer then
             for name in DUMPS:
                 if hasattr(c10d, name):
-                    dump = getattr(c10d, name)(True, True)  # include collectives; only those that have not ended
+                    dump = getattr(c10d, name)(True, True)  # include collectives; only pending ones
                     connected.sendall((dump if isinstance(dump, bytes) else dump.encode()) + b"\n")
 
 

@@ -1,6 +1,6 @@
 """Why a worker ended with an error, as the launcher reports it to the controller.
 
-It reports the failure to the rendezvous service, and leaves it behind as the pod's termination message.
+It reports the failure to the rendezvous service, and writes it as the pod's termination message.
 """
 
 from __future__ import annotations

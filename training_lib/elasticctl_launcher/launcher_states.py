@@ -62,7 +62,7 @@ class LauncherEvent(Enum):
     """The generation ended, and a rank of this worker was found stopped by SIGSTOP."""
     RANKS_HUNG = "ranks hung"
     RANKS_DECLINED = "ranks declined"
-    """A rank that could have stayed in its process has to be restarted."""
+    """A rank that could have stayed in its process must be restarted."""
     GENERATION_STALE = "generation stale"
     """The service reports that the group has changed."""
     DRAIN_REQUESTED = "drain requested"

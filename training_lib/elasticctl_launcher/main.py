@@ -28,13 +28,12 @@ from elasticctl_launcher.failure import WorkerFailure
 from elasticctl_launcher.hangs.stacks import stacks_of_ranks
 from elasticctl_launcher.launcher_states import LauncherState
 from elasticctl_launcher.leaving import DEFAULT_GRACE_S, TimeLimits
-from elasticctl_launcher.ranks.command import PythonCommand, installed_imports
 from elasticctl_launcher.ranks.setup_command import set_up
-from elasticctl_launcher.ranks.warm_spares import RankStarter, shared_environment
+from elasticctl_launcher.ranks.warm_spares import PythonCommand, RankStarter, installed_imports, shared_environment
 from elasticctl_launcher.service.client import ServiceClient, client_from_environment
 from elasticctl_launcher.service.heartbeat import HeartbeatSender
 from elasticctl_launcher.system import OrphanReaper, raise_file_limit
-from elasticctl_launcher.usage.measure_usage import UsageWatch
+from elasticctl_launcher.usage import UsageWatch
 from elasticctl_launcher.worker_output import OutputHandler, WorkerOutput
 from elasticctl_launcher.workspace import PrivateFolder, unpack_workspace
 from elasticctl_protocol import variables
@@ -216,7 +215,7 @@ def handle_signals(handler: Callable[[int, FrameType | None], None]) -> None:
 
 
 def _leave_early(number: int, frame: FrameType | None) -> None:
-    """Exit at once on SIGTERM while there is no group to leave.
+    """Exit immediately on SIGTERM while there is no group to leave.
 
     Without a handler, the kernel would ignore SIGTERM for the first process of a container.
     """

@@ -1,9 +1,9 @@
 """Receives the ranks' reports and forwards them to the rendezvous service.
 
-Ranks send datagrams and never wait (`elasticctl_train.progress`). Reports are forwarded twice a second, or less often
-if the service asks for that because it has many workers. Of several progress reports only the furthest is forwarded.
-Reports that must not be lost (first step, resume, commit) are forwarded at once. Those that stay true are repeated
-after the service was away: if it was restarted, it may not have stored them.
+Ranks send datagrams and never wait (`elasticctl_train.launcher_reports`). Reports are forwarded twice a second, or less
+often if the service asks for that because it has many workers. Of several progress reports only the furthest is
+forwarded. Reports that must not be lost (first step, resume, commit) are forwarded immediately. Those that stay true
+are repeated after the service was away: if it was restarted, it may not have stored them.
 
 In the other direction there is only one message: a file that appears to ask the ranks of a generation to drain. A rank
 that has drained reports `drained`. That report and `finished` are not forwarded.
@@ -174,7 +174,7 @@ class RankReports:
                 self._wake.set()
 
     def send(self, report: Report) -> None:
-        """Forward a report of the launcher itself at once; may be called from any thread."""
+        """Forward a report of the launcher itself immediately; may be called from any thread."""
         with self._lock:
             self._queue(report)
 
@@ -186,7 +186,7 @@ class RankReports:
             self._usage = report
 
     def _queue(self, report: Report) -> None:
-        """Queue a report to be forwarded at once. The caller holds the lock."""
+        """Queue a report to be forwarded immediately. The caller holds the lock."""
         if isinstance(report, _LASTING):
             self._lasting[type(report)] = report
         self._pending.append(report)

@@ -134,11 +134,11 @@ class ServiceRendezvous(RendezvousHandler):
     """A RendezvousHandler that leaves all decisions to the service.
 
     `join_timeout_s` limits the wait for a group in seconds; 0: no limit. `heartbeat`, if given, reports what the
-    launcher does. `readiness()` is what the worker says of itself. `starts_anew`: in this generation, ranks that could
+    launcher does. `readiness()` is what the worker says of itself. `restarts_all`: in this generation, ranks that could
     stay in their processes start again, too.
 
     `on_change(generation, change)` is called from a thread. Without it (stock torchrun), a generation that has to drain
-    is over at once.
+    is over immediately.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class ServiceRendezvous(RendezvousHandler):
         self.stale = threading.Event()
         self.stale_reason = ""
         self.members: tuple[Member, ...] = ()
-        self.starts_anew = False
+        self.restarts_all = False
         self._readiness, self._on_change = readiness, on_change
         self._join_timeout_s = join_timeout_s
         self._server: TCPStore | None = None
@@ -207,7 +207,7 @@ class ServiceRendezvous(RendezvousHandler):
         self._watched = -1  # stops the watcher of the old generation
         self._say(Doing.WAITING)
         formed = self._join(port)
-        self.members, self.generation, self.starts_anew = formed.members, formed.generation, formed.anew
+        self.members, self.generation, self.restarts_all = formed.members, formed.generation, formed.anew
         self._say(Doing.STARTING)
         self._watch()
 

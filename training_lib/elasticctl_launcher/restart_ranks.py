@@ -324,7 +324,7 @@ class Agent(TorchAgent):
         return LauncherEvent.RANKS_STOPPED
 
     def _more_grace_s(self) -> float:
-        """How much longer ranks may take to stop: nobody waits for those of a worker that has got SIGTERM meanwhile.
+        """How much longer ranks may take to stop: nothing waits for those of a worker that has got SIGTERM meanwhile.
 
         The service says that a group is over before a deleted pod is sent SIGTERM.
         """

@@ -222,7 +222,7 @@ class NoticeWatch:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop polling; returns at once."""
+        """Stop polling; returns immediately."""
         self._closed.set()
 
     def _run(self) -> None:

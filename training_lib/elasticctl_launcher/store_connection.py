@@ -58,7 +58,7 @@ def connect_to_store(host: str, port: int, name: str, timeout: timedelta, stale:
 
 
 class _Attempt:
-    """One attempt, which starts at once in its own thread."""
+    """One attempt, which starts immediately in its own thread."""
 
     def __init__(self, host: str, port: int) -> None:
         self._host, self._port = host, port

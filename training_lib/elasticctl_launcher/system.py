@@ -110,7 +110,7 @@ class OrphanReaper:
             start_thread(self._run, name="orphans")
 
     def close(self) -> None:
-        """Stop; returns at once."""
+        """Stop; returns immediately."""
         self._closed.set()
 
     def reap(self) -> list[int]:

@@ -1,7 +1,7 @@
 """The output of a worker: the lines of its ranks and of the launcher, printed here and copied to the job's storage.
 
-`WorkerOutput` prints each line at once and as a whole. It passes each line to the uploads before it prints it, so that
-the log in the storage has the same lines in the same order as the log that the cluster keeps.
+`WorkerOutput` prints each line immediately and as a whole. It passes each line to the uploads before it prints it, so
+that the log in the storage has the same lines in the same order as the log that the cluster keeps.
 
 `LogUploader` sends the lines to the storage as they come, so that they can be read after the worker's node is gone. It
 has one thread, which sleeps while nothing is printed, and bounded memory: if the storage is away for long, the oldest

@@ -1,12 +1,12 @@
 """The folders of one launcher: private folders, which are removed when it ends, and the job's unpacked workspace.
 
 If a launcher is killed, the next one deletes its private folders. A file lock shows whether the owner is alive, because
-the kernel releases the lock when the process ends, for whatever reason.
+the kernel releases the lock whenever the process ends.
 
 The workspace is the folder that was submitted with the job. Some commands run the copy's code in their original working
-folder: those that name their script by a path in the submitted folder, and `python -m MODULE` if the working folder is
-the submitted one. A job of the local cluster thus finds its data and leaves its results in their usual place, but runs
-the code that it was submitted with. All other commands run in the copy.
+folder: commands that name their script by a path in the submitted folder, and `python -m MODULE` if the working folder
+is the submitted one. A job of the local cluster thus finds its data and leaves its results in their usual place, but
+runs the code that it was submitted with. All other commands run in the copy.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import fcntl
 import logging
 import os
 import re
+import secrets
 import shutil
 import sys
 import tempfile
@@ -25,7 +26,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from elasticctl_launcher.ranks.command import PythonCommand
+from elasticctl_launcher.ranks.warm_spares import PythonCommand
 from elasticctl_protocol import variables
 from elasticctl_store import storage as storages
 from elasticctl_store.errors import StorageError, TrainError
@@ -36,7 +37,7 @@ from elasticctl_store.workspace.transfer import describe_failure, unpack
 PREFIX = "elasticctl-launch-"
 LOCK = "lock"
 UNLOCKED_S = 60.0
-"""The age at which a folder without a lock file counts as left behind; a newer one may still be under construction."""
+"""The age at which a folder without a lock file counts as abandoned; a newer one may still be under construction."""
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - not for temporary files: memory that outlives a rank
 MAX_PARENT_BYTES = 103 - len(f"/{PREFIX}12345678/agent.sock")
 """The path of a socket may have 107 bytes on Linux, 103 on macOS."""
@@ -60,20 +61,24 @@ class PrivateFolder:
 
     def __init__(self, parent: Path, name: str = "") -> None:
         delete_orphaned_folders(parent)
-        if name:
-            self.path = parent / f"{PREFIX}{name}"
+        self.path, self._lock = parent / f"{PREFIX}{name or secrets.token_hex(4)}", -1
+        try:
             self.path.mkdir(0o700)
-        else:
-            self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
-        unnamed = self.path / f"{LOCK}.new"
-        self._lock = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
-        unnamed.rename(self.path / LOCK)  # the lock is held before it becomes visible
+            unnamed = self.path / f"{LOCK}.new"
+            self._lock = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            unnamed.rename(self.path / LOCK)  # the lock is held before it becomes visible
+        except FileExistsError:  # the folder of another launcher
+            raise
+        except BaseException:  # SIGTERM may arrive at any time
+            self.close()
+            raise
 
     def close(self) -> None:
         """Remove the folder and its content."""
         shutil.rmtree(self.path, ignore_errors=True)
-        os.close(self._lock)
+        if self._lock >= 0:
+            os.close(self._lock)
 
 
 def create_shared_memory_folder() -> PrivateFolder | None:
@@ -218,7 +223,8 @@ def unpack_workspace(environ: Mapping[str, str], name: str = "") -> UnpackedWork
         raise TrainError(
             f"{variables.WORKSPACE} is {without_secrets(reference)!r:.100}: it must be URL#DIGEST, as submit sets it"
         )
-    parent, began_s = PrivateFolder(Path(tempfile.gettempdir()), name), time.monotonic()
+    began_s = time.monotonic()
+    parent = PrivateFolder(Path(tempfile.gettempdir()), name)
     try:
         folder = parent.path / "workspace"
         folder.mkdir()

@@ -1,9 +1,9 @@
 """Frozen dataclasses <-> JSON data.
 
-Decoding never raises: a field that is missing or of the wrong type takes its default, because whoever reads has to live
-with whatever another version, or somebody else's program, has written.
+Decoding never raises: a field that is missing or of the wrong type takes its default, because the reader must
+handle what another version, or another program, has written.
 
-A field may bring a form of its own: `field(metadata=written_as(encode, decode))`.
+A field may have its own form: `field(metadata=written_as(encode, decode))`.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ def _mapping_decoder(decode: Decoder) -> Decoder:
 
 
 def _numbers(kind: Any, values: Sequence[Any]) -> tuple[Any, ...]:
-    """Decode a column of numbers at once, as it may be long; a bool is not a number here."""
+    """Decode a column of numbers together, because it may be long; a bool is not a number here."""
     if kind is int:
         return tuple(value for value in values if type(value) is int and -_LONGEST <= value < _LONGEST)
     return tuple(float(value) for value in values if _is_number(value))

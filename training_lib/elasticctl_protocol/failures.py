@@ -1,4 +1,4 @@
-"""How ranks end: what a launcher reports of it to the service, and what it leaves behind as its last message.
+"""How ranks end: what a launcher reports of it to the service, and writes as its last message.
 
 The termination message is JSON in the style of Kubernetes, because it becomes part of the job's status. It outlives the
 pod's processes, and writing it needs no service.

@@ -15,7 +15,7 @@ from typing import Any
 from elasticctl_protocol.requests import WIRE
 
 PLACE_LATER = "later"
-"""The place of a rank that was started before it has one in a group, and has to wait for it."""
+"""The place of a rank that was started before it has one in a group, and must wait for it."""
 NOTICE_LEAVE = "leave"
 """The content of the file that asks ranks to drain if it is their own worker that has to leave; else it is empty."""
 COPIES_FOLDER = "copies"
@@ -50,7 +50,7 @@ class LauncherMessage:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyRequest:
     """From a rank. `copied`: the files of a share, as (name, size in bytes, CRC-32), to be sent to the next launcher.
-    `room`: is there memory for that many more bytes? `state`: how is the last copy?"""
+    `room`: asks whether so many more bytes fit into memory. `state`: asks about the last copy."""
 
     copied: tuple[Any, ...] | None = None
     room: int | None = None
@@ -59,7 +59,7 @@ class CopyRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyAnswer:
-    """`refused` is why the request is refused, or empty. `sending`: a copy is on its way. `lack` is why the last copy
+    """`refused` is why the request is refused, or empty. `sending`: a copy is being sent. `lack` is why the last copy
     is only here, or empty."""
 
     refused: str | None = None

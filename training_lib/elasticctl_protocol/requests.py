@@ -260,7 +260,7 @@ class WatchAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoticeRequest:
-    """A worker has to leave: at once, or it asks how long it `stays`.
+    """A worker has to leave: immediately, or it asks how long it `stays`.
 
     `in_s` is the time left according to its cloud (`math.inf`: unknown); None after a signal, whose deadline the
     controller knows.

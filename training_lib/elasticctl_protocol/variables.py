@@ -20,7 +20,7 @@ NAMESPACE = "ELASTICCTL_NAMESPACE"
 WORKER = "ELASTICCTL_WORKER"
 WORKER_INDEX = "ELASTICCTL_WORKER_INDEX"
 POD_UID = "ELASTICCTL_POD_UID"
-"""On the local cluster, in the environment of every process of a worker, so that those left behind can be found."""
+"""On the local cluster, in the environment of every process of a worker, so that leftover ones can be found."""
 POD_IP = "ELASTICCTL_POD_IP"
 RENDEZVOUS_ENDPOINT = "ELASTICCTL_RDZV_ENDPOINT"
 TOKEN_FILE = "ELASTICCTL_RDZV_TOKEN_FILE"  # noqa: S105 - a name, not a secret

@@ -89,7 +89,7 @@ def parse_key(key: str) -> tuple[Incarnation, int] | None:
 
 
 def encode(lines: Iterable[StoredLine]) -> bytes:
-    """Return lines as text. Each stays one line, whatever it contains."""
+    """Return lines as text. Each stays one line, even if it contains newlines."""
     return "".join(
         f"{line.number} {_stamp(line.at)} {'-' if line.rank is None else line.rank} {line.text.replace(chr(10), ' ')}\n"
         for line in lines

@@ -46,7 +46,7 @@ _SURVIVING = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_WAIT_TIMEOUT_D
 """Make torch leave NCCL's failures to `inplace.connections`. It would wait for a minute and then end the process."""
 _PATIENT = timedelta(days=3650)
 """How long a message may take: a rank may have to wait for its storage, while the others wait for it. The loss of a
-rank is noticed at once, by its connections, or by the process that started it."""
+rank is noticed immediately, by its connections, or by the process that started it."""
 
 
 @dataclass(slots=True)
@@ -285,20 +285,20 @@ def is_ours_to_join(environ: Mapping[str, str] = os.environ) -> bool:
     return not dist.is_initialized() and all(environ.get(name) for name in _TORCHRUN_VARIABLES)
 
 
-def meet(is_over: Callable[[], bool], environ: Mapping[str, str] = os.environ) -> Store:
+def meet(is_over: Callable[[], bool]) -> Store:
     """Wait until all ranks of the group that the environment describes have arrived; return the store for `rejoin`.
 
     Raises GroupOver as soon as `is_over()`, because one of them may never come.
     """
-    address = environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
+    address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     server = None
     while server is None:
         if is_over():
             raise GroupOver
         with suppress(RuntimeError):  # its host may be gone; the group is over soon then
             server = TCPStore(*address, is_master=False, timeout=_CONNECT, wait_for_workers=False)
-    store = PrefixStore(f"elasticctl/ranks/{environ['TORCHELASTIC_RESTART_COUNT']}", server)
-    if store.add("here", 1) == int(environ["WORLD_SIZE"]):
+    store = PrefixStore(f"elasticctl/ranks/{os.environ['TORCHELASTIC_RESTART_COUNT']}", server)
+    if store.add("here", 1) == int(os.environ["WORLD_SIZE"]):
         store.set("all here", "")
     began = time.monotonic()
     while not store.check(["all here"]):

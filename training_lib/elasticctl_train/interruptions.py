@@ -105,8 +105,8 @@ class Record:
     """What has been seen so far, and the group that trains now, or did last.
 
     `machine_s` and `losses` count the machines' time and their losses by age; `group_s` and `others` count the group's
-    time and the interruptions in which no machine was lost. A loss of several machines at once is one interruption,
-    divided among them. `ended_at` is set by a group that lost nothing at its end.
+    time and the interruptions in which no machine was lost. A loss of several machines at the same time is one
+    interruption, divided among them. `ended_at` is set by a group that lost nothing at its end.
     """
 
     machine_s: Sequence[float] = _NONE

@@ -15,9 +15,8 @@ from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label
 from elasticctl_train.checkpoint.memory.copies import Copies
 from elasticctl_train.data.sample_order import Cursor
 from elasticctl_train.dist import World
-from elasticctl_train.launcher_reports import Reporter
+from elasticctl_train.launcher_reports import Progress, Reporter
 from elasticctl_train.non_finite_loss import LossGuard
-from elasticctl_train.progress import Progress
 from elasticctl_train.run_storage import RunStorage
 from elasticctl_train.save_policy import Cadence, SavePolicy
 

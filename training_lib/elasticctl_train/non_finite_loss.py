@@ -13,8 +13,8 @@ from elasticctl_store.errors import NotFiniteError, TrainError
 from elasticctl_train import dist
 from elasticctl_train.checkpoint.checkpointer import Checkpointer
 from elasticctl_train.data.sample_order import Cursor
+from elasticctl_train.launcher_reports import Progress
 from elasticctl_train.metrics import LOSS
-from elasticctl_train.progress import Progress
 
 log = logging.getLogger("elasticctl_train")
 

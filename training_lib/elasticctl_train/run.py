@@ -48,8 +48,8 @@ _REST = (
     "twice whose steps were repeated because a worker was lost"
 )
 _UNSAVED = (
-    "%s: it is not in checkpoints, so it starts from scratch whenever the script restarts, and training diverges from "
-    "an uninterrupted run. FIX: %s"
+    "%s: checkpoints do not contain that state, so it starts from scratch whenever the script restarts, and training "
+    "diverges from an uninterrupted run. FIX: %s"
 )
 _WILL_RESTART = (
     "from now on, ranks restart when the group changes, because %s. They resume from the newest copy in workers' memory"
@@ -58,7 +58,7 @@ _WILL_RESTART = (
 
 
 class Run:
-    """One training run: joins the ranks, resumes from the newest whole checkpoint, saves as it goes.
+    """One training run: joins the ranks, resumes from the newest intact checkpoint, saves as it goes.
 
         with Run("file:///runs/a", model=model, optimizer=optimizer) as run:
             for epoch in run.epochs(90):
@@ -100,7 +100,7 @@ class Run:
         run_parts, stateful_loaders = self._state.parts, self._state.loaders
         saves = bool(url or os.environ.get(variables.STORAGE))
         self._warned = set[str]()
-        # What is learned of the script, and how its ranks recover.
+        # What is detected of the script, and how its ranks recover.
         self._feed = Feed(
             before_step=self._begin_step,
             after_fetch=lambda took_s: self._session.progress.times.add_data(took_s),
@@ -121,7 +121,7 @@ class Run:
         self._session = Session(url, self._strategy, save, self._snapshot, self._state.check, compare)
         self._batches = RunLoaders(self._feed, self._session)
         if stateful_loaders:
-            self._session.losses.refuse_rollback("a data loader keeps a position of its own")
+            self._session.losses.refuse_rollback("a data loader keeps its own position")
         self._session.begin_training(self._find_place(handed))
         self._loop.count.start_at(self._session.cursor.step)
         self._enter_group(is_compared=handed is not None)

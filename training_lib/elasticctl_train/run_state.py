@@ -69,7 +69,7 @@ class RunState:
         own = state.get(parts.OWN)
         if not isinstance(own, dict) or not {"cursor", "seed"} <= own.keys():
             raise RestoreError(
-                f"{where}: it does not say how far training was, for something other than Run has saved it. FIX: give "
+                f"{where}: it does not say how far training was, because something other than Run saved it. FIX: give "
                 "Run another URL, and load what you need of this one with Checkpointer or dcp.load"
             )
         return compatibility.check(self.parts, state, where, self._choice)

@@ -14,7 +14,7 @@ from elasticctl_protocol import variables
 from elasticctl_protocol.reports import StateSource
 from elasticctl_store import storage
 from elasticctl_store.checkpoints.entries import Commit
-from elasticctl_store.checkpoints.rollbacks import Rollback
+from elasticctl_store.checkpoints.run_records import Rollback
 from elasticctl_store.errors import StorageError, TrainError
 from elasticctl_train.checkpoint.checkpointer import Checkpointer, Like, Restored
 from elasticctl_train.data.sample_order import Cursor

@@ -37,8 +37,8 @@ _RATES = 16
 
 COUNTS_DIFFER = (
     "since a new worker joined, ranks step their optimizers at different times or at different learning rates, so that "
-    "each trains a model of its own: the script goes by a count of its own, which starts from 0 in a new process. FIX: "
-    "go by run.steps_done"
+    "each trains its own model: the script uses its own count of steps, which starts from 0 in a new process. FIX: "
+    "use run.steps_done"
 )
 
 

@@ -1,4 +1,4 @@
-"""What a run can tell of its script's loop, and what follows for the processes of its ranks.
+"""What a run can detect of its script's loop, and what follows for the processes of its ranks.
 
 When a worker is lost, the interrupted step is repeated: the body of the script's loop runs once more than steps count.
 When a worker joins, its script begins in the middle. Neither matters to a loop that follows `Run`: it takes batches
@@ -7,9 +7,9 @@ in every step.
 
 The rule: a loop whose form is understood keeps its processes. Every other loop restarts them, and one line of the log
 says what to change. If the form shows before anything is lost, ranks restart when the group changes next, from the
-copies in workers' memory (`ScriptLoop.why_restart`). If it shows by a repeated step, all ranks save and restart at once
-(`StepCount`); the same holds for optimizers that are stepped by a count of the script's own (`same_training`).
-docs/recovery.md lists the cases.
+copies in workers' memory (`ScriptLoop.why_restart`). If it shows by a repeated step, all ranks save and restart
+immediately (`StepCount`); the same holds for optimizers that are stepped by a count of the script's own
+(`same_training`). docs/recovery.md lists the cases.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ class Obstacle:
 
 
 STREAM = Obstacle(
-    "a stream cannot be divided again from the step it is at", "use a dataset that has a length and can be indexed"
+    "a stream cannot be redistributed at its current step", "use a dataset that has a length and can be indexed"
 )
-_GROUPS = Obstacle("the script makes process groups of its own", "use the default group, which has all ranks")
+_GROUPS = Obstacle("the script creates process groups", "use the default group, which has all ranks")
 _EARLY = Obstacle(
     "the script changes parameters before the optimizer's step", "change them between optimizer.step() and run.step()"
 )
 _FIRST = Obstacle(
-    "the script makes collectives of its own before its first step",
+    "the script calls collectives before its first step",
     "remove them: Run(…) returns when all ranks are there, and run.model starts with equal parameters",
 )
 _SOMETIMES = Obstacle(
-    "the script makes collectives of its own in some steps only", "make them in every step, or between two epochs"
+    "the script calls collectives in some steps only", "call them in every step, or between two epochs"
 )
 _UNSAVED_FIX = (
     "create it before Run(…), of the bare model or the optimizer, and pass it by a name of your choice: "
@@ -60,7 +60,7 @@ _UNSAVED_FIX = (
 
 LEFT_EARLY = (
     "the script leaves its loop early, and the last batches are not trained on: its own count includes steps that were "
-    "repeated because a worker was lost. FIX: go by run.steps_done, or put the loop over run.loader into `for epoch in "
+    "repeated because a worker was lost. FIX: use run.steps_done, or put the loop over run.loader into `for epoch in "
     "run.epochs(…)`"
 )
 
@@ -92,7 +92,7 @@ class ScriptLoop:
         return _FIRST if self.collectives.has_made_before_first(collectives) else None
 
     def counts_batches(self, feed: Feed, plan: EpochPlan | None, cursor: Cursor) -> bool:
-        """True in a pass of which exactly as many batches are left as have come twice.
+        """True in a pass of which exactly as many batches are left as were repeated.
 
         A loop that takes as many batches as `len(loader)` has said ends here, on all ranks.
         """
@@ -204,7 +204,7 @@ class UnsavedState:
     newcomer receives them, so they start from scratch whenever the script starts, and nothing fails.
 
     Before the first step, the script may not have created them yet. A copy of a model may be there only to be compared
-    with, so it counts if the second step changes it. An `AveragedModel` counts at once: an average may begin late.
+    with, so it counts if the second step changes it. An `AveragedModel` counts immediately: an average may begin late.
     """
 
     def __init__(self, parts: Mapping[str, object]) -> None:
@@ -221,8 +221,10 @@ class UnsavedState:
         self._searches += 1
         if self._searches > 2:
             return None
-        names = " and the ".join(self._search() if self._searches == 1 else self._changed())
-        shown = Obstacle(f"Run was not given the {names}", _UNSAVED_FIX) if names else None
+        names = self._search() if self._searches == 1 else self._changed()
+        verb = "was" if len(names) == 1 else "were"
+        why = f"the {' and the '.join(names)} {verb} not passed to Run"
+        shown = Obstacle(why, _UNSAVED_FIX) if names else None
         self.found = self.found or shown
         return shown
 

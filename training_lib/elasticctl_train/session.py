@@ -30,10 +30,9 @@ from elasticctl_store.checkpoints.entries import Commit
 from elasticctl_train import dist
 from elasticctl_train.checkpoint.checkpointer import Checkpointer, Like, Restored
 from elasticctl_train.data.sample_order import Cursor, EpochPlan, Step
-from elasticctl_train.launcher_reports import NoticeFile, Reporter, WaitReporter
+from elasticctl_train.launcher_reports import NoticeFile, Progress, Reporter, WaitReporter
 from elasticctl_train.meetings import Meetings, Snapshot
 from elasticctl_train.non_finite_loss import LossGuard
-from elasticctl_train.progress import Progress
 from elasticctl_train.run_storage import RunStorage
 from elasticctl_train.save_policy import SavePolicy
 from elasticctl_train.step_times import TimeSums
@@ -197,8 +196,8 @@ class Session:
         with suppress(RuntimeError):  # a barrier, which a rank that has passed it may break
             self.world.highest(0)
         self._strategy.replace(
-            "the script goes by a count of its own, which differs between ranks once a step was repeated or a worker "
-            f"has joined: all ranks restart from step {self.cursor.step}. FIX: go by run.steps_done"
+            "the script uses its own count of steps, which differs between ranks once a step was repeated or a worker "
+            f"has joined: all ranks restart from step {self.cursor.step}. FIX: use run.steps_done"
         )
         raise dist.GroupOver
 

@@ -1,5 +1,5 @@
 """Where this rank's training time goes: fetching data, waiting for others' gradients, saving. The rest is computation,
-evaluation and whatever else the script does.
+evaluation and everything else that the script does.
 
 Times are summed up, and reported as sums that only grow. The receiver takes differences, so a lost report loses
 nothing.

@@ -55,7 +55,7 @@ class Strategy(Protocol):
         replace(why)            have the launcher restart this process. Does not return
         leave()                 training ends, or continues with another strategy
 
-    A strategy that repeats steps has to undo whatever the script's loop has done in them. If it loses a state, the
+    A strategy that repeats steps has to undo what the script's loop has done in them. If it loses a state, the
     ranks find the newest copy in workers' memory or the newest checkpoint when they start (`Session`). For a trainer
     that owns the loop, its hook makes these calls around the trainer's own step instead of `Run`.
     """

@@ -1,4 +1,4 @@
-"""The collective that a rank is in, as torch's flight recorder has it."""
+"""The collective that a rank is in, read from torch's flight recorder."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ from elasticctl_launcher.hangs.rank_location import Kind, StackPlace
 
 
 def entry(name: str, number: object, group: str = "default_pg", **further: Any) -> dict[str, Any]:
-    told = {"profiling_name": name, "collective_seq_id": number, "process_group": ["0", group], "retired": False}
-    return {**told, "is_p2p": False, **further}
+    fields = {"profiling_name": name, "collective_seq_id": number, "process_group": ["0", group], "retired": False}
+    return {**fields, "is_p2p": False, **further}
 
 
 def dump(*entries: object) -> bytes:
     return json.dumps({"version": "2.10", "entries": entries}).encode()
 
 
-def test_it_is_the_first_that_has_not_ended() -> None:
+def test_the_first_collective_that_has_not_ended_is_found() -> None:
     ended, sent = entry("gloo:all_reduce", 6, retired=True), entry("gloo:send", 1, is_p2p=True)
     entries = (ended, sent, entry("nccl:all_reduce", 7), entry("nccl:broadcast", 8))
     assert parse([dump(), dump(*entries)]) == Collective("all_reduce", 7)
     assert parse([dump(entry("gloo:all_gather", 3, "mesh_dp"))]) == Collective("all_gather", 3, "mesh_dp")
-    assert parse([dump(entry("gloo:all_gather", 3, "undefined"))]) == Collective("all_gather", 3, "0"), "by its name"
+    assert parse([dump(entry("gloo:all_gather", 3, "undefined"))]) == Collective("all_gather", 3, "0"), "by its number"
     assert parse([dump(ended)]) is None
 
 
 @pytest.mark.parametrize("odd", [b"[]", b"{}", b'{"entries": 1}', dump(1, None, {}, entry("x", "7"), entry("", None))])
-def test_a_format_that_is_not_known_tells_nothing(odd: bytes) -> None:
+def test_an_unknown_format_is_ignored(odd: bytes) -> None:
     assert parse([odd]) is None
 
 
-def test_who_waits_for_the_device_is_said_to_be_in_it_too() -> None:
+def test_a_collective_extends_the_place_of_a_rank_that_waits() -> None:
     found = Collective("all_reduce", 7, "dp")
     assert found.at(StackPlace(Kind.COLLECTIVE, "barrier")).where == "barrier no. 7 of group dp"
     assert (
@@ -52,7 +52,7 @@ def test_who_waits_for_the_device_is_said_to_be_in_it_too() -> None:
     assert found.at(StackPlace(Kind.CODE, "load (a.py:9)")).where == "load (a.py:9)"
 
 
-def test_a_rank_that_is_in_none_or_has_gone_tells_nothing(tmp_path: Path) -> None:
+def test_a_rank_without_a_collective_or_a_listener_reports_none(tmp_path: Path) -> None:
     path = tmp_path / "c10d.0"
     assert read_collective(path) is None
     path.write_text("left by the rank before")
@@ -60,8 +60,8 @@ def test_a_rank_that_is_in_none_or_has_gone_tells_nothing(tmp_path: Path) -> Non
     assert read_collective(path) is None
 
 
-def test_a_script_may_wait_for_a_signal_that_it_blocks(tmp_path: Path) -> None:
-    """The thread that tells is not there for the script, whose own threads all block it."""
+def test_the_reporting_thread_takes_no_signals_from_the_script(tmp_path: Path) -> None:
+    """The script blocks the signal in all of its own threads, so it must not be delivered to this one."""
     lines = (
         f"import os, signal, sys; sys.path.insert(0, {os.path.dirname(bootstrap.__file__)!r})",
         f"import bootstrap; bootstrap.report_collectives({str(tmp_path / 'c10d.0')!r})",
@@ -72,7 +72,7 @@ def test_a_script_may_wait_for_a_signal_that_it_blocks(tmp_path: Path) -> None:
     assert subprocess.run([sys.executable, "-I", "-c", "\n".join(lines)]).returncode == 3
 
 
-def test_a_rank_that_was_out_of_descriptors_tells_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lack_of_descriptors_only_delays_the_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     short = [errno.EMFILE, errno.ENFILE]
     accept = socket.socket.accept
 
@@ -92,7 +92,7 @@ def test_a_rank_that_was_out_of_descriptors_tells_later(tmp_path: Path, monkeypa
     assert not short
 
 
-def test_what_is_no_json_tells_nothing(tmp_path: Path) -> None:
+def test_an_answer_that_is_not_json_is_ignored(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(tmp_path / "c10d.0"))
         listening.listen()

@@ -1,4 +1,4 @@
-"""Where a rank is, from its stack."""
+"""The place of a rank, from its stack."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_the_main_thread_of_the_outermost_process_counts() -> None:
     assert place_of(None, lambda file, line: "") == NOWHERE
 
 
-def test_our_own_start_of_a_script_is_not_shown() -> None:
+def test_frames_of_the_bootstrap_are_left_out() -> None:
     frames = [
         {"name": "<module>", "filename": "/job/train.py", "line": 7},
         {"name": "main", "filename": "/env/elasticctl_launcher/bootstrap.py", "line": 1},
@@ -63,7 +63,7 @@ def test_our_own_start_of_a_script_is_not_shown() -> None:
     assert parse([{"pid": 5, "thread_name": None, "os_thread_id": 5, "frames": []}]) is None
 
 
-def test_a_failure_says_who_waits_for_whom() -> None:
+def test_the_description_says_which_ranks_wait_for_which() -> None:
     waiting = [RankPlace(rank, "all_reduce", 300.0, True) for rank in (0, 1, 2, 4, 5, 6, 7)]
     standing = RankPlace(3, "DataLoader._next_data", 242.0, False)
     assert describe([*waiting, standing]) == (

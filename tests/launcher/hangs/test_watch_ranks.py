@@ -1,4 +1,4 @@
-"""Hangs of real ranks, in scripts that have nothing of ours in them: found, named, their stacks in the log, ended."""
+"""Hangs of real ranks, in scripts without the training library: detected, named, logged with stacks, and ended."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from elasticctl.api.codec import from_json
 from elasticctl.api.status import RankFailure
 from elasticctl_controller.core.group.failures import GroupRules
 from elasticctl_launcher.hangs.process_activity import read_activity
-from elasticctl_launcher.hangs.rank_activity import Sighting, moves
 from elasticctl_launcher.hangs.rank_location import NOWHERE
+from elasticctl_launcher.hangs.standstill import Sighting, moves
 from tests.support.launcher_lab import Lab
 from tests.support.waiting import wait_until
 
@@ -60,7 +60,7 @@ def failure(lab: Lab, name: str) -> RankFailure:
     return from_json(RankFailure, lab.message(name))
 
 
-def test_a_rank_in_a_lock_is_named_and_the_others_wait_for_it(lab: Lab) -> None:
+def test_the_failure_names_the_rank_in_a_lock_and_the_ranks_that_wait(lab: Lab) -> None:
     lab.rules = GroupRules(limit=1)
     lab.add("a-0")
     start(lab, "a-0", LOCK, "--nproc-per-node", "2")
@@ -72,12 +72,12 @@ def test_a_rank_in_a_lock_is_named_and_the_others_wait_for_it(lab: Lab) -> None:
     log = lab.output("a-0")
     assert f"[rank1]     stand ({lab.folder}/script.py:5)" in log
     assert "[rank0]     all_reduce (" in log
-    assert log.count("the group hangs") == 2, "it ends after its budget"
+    assert log.count("the group hangs") == 2, "once more than its budget"
     assert "exit code 1: the group hangs" not in log, "no rank has ended"
-    assert end.last_lines[-1].startswith("    stand ("), "what is shown of the lines is their end"
+    assert end.last_lines[-1].startswith("    stand ("), "the end of the stack is kept"
 
 
-def test_across_workers_only_the_one_with_the_culprit_is_blamed(lab: Lab) -> None:
+def test_only_the_worker_with_the_hanging_rank_is_blamed(lab: Lab) -> None:
     lab.rules = GroupRules(limit=0)
     lab.add("a-0", "a-1")
     for name in ("a-0", "a-1"):
@@ -90,20 +90,20 @@ def test_across_workers_only_the_one_with_the_culprit_is_blamed(lab: Lab) -> Non
     assert not (lab.folder / "a-0.end").exists()
 
 
-def test_a_data_loader_that_sleeps_for_ever(lab: Lab) -> None:
+def test_a_data_loader_that_never_returns_is_named(lab: Lab) -> None:
     lab.rules = GroupRules(limit=0)
     lab.add("a-0")
     start(lab, "a-0", LOADER)
     assert lab.wait("a-0") == 1
     assert "rank 0 has been in DataLoader._next_data for" in failure(lab, "a-0").error
-    assert "Samples.__getitem__" in lab.output("a-0"), "also where the loader's own process stands"
+    assert "Samples.__getitem__" in lab.output("a-0"), "the stack of the loader's own process is logged too"
 
 
-def test_a_process_that_computes_moves_without_a_word() -> None:
+def test_a_process_that_computes_silently_moves() -> None:
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as child:
         try:
             before = Sighting(0.0, 0, wait_until(lambda: read_activity(child.pid)), None, NOWHERE)
-            # Of a processor that it has to share with many others, it has had enough in the end.
+            # On a busy machine, it takes a while to use enough of the CPU.
             wait_until(
                 lambda: moves(before, replace(before, at_s=10.0, activity=read_activity(child.pid)), strict=False)
             )
@@ -112,15 +112,15 @@ def test_a_process_that_computes_moves_without_a_word() -> None:
     assert read_activity(child.pid) is None
 
 
-def test_a_standstill_that_ends_by_itself_is_told_and_ends_nothing(lab: Lab) -> None:
+def test_a_standstill_that_ends_by_itself_is_only_reported(lab: Lab) -> None:
     lab.add("a-0")
     os.mkfifo(lab.folder / "go")
     path = lab.folder / "script.py"
-    path.write_text("import threading\nopen('go').read()\nprint('on it goes')\nthreading.Event().wait(2)\n")
+    path.write_text("import threading\nopen('go').read()\nprint('continued')\nthreading.Event().wait(2)\n")
     lab.start("a-0", sys.executable, str(path), options=("--hang-timeout", "16"))
     lab.until(lambda: "nothing has moved for" in lab.output("a-0"))
     (lab.folder / "go").write_text("")
     assert lab.wait("a-0") == 0
-    told, _, later = lab.output("a-0").partition("the ranks move again")
-    assert "rank 0 has been in script.py:2 for" in told
+    reported, _, later = lab.output("a-0").partition("the ranks move again")
+    assert "rank 0 has been in script.py:2 for" in reported
     assert later

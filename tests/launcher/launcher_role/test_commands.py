@@ -1,4 +1,4 @@
-"""Commands on another worker, between real processes: what ssh would do, and who is let in."""
+"""Commands on another worker, between real processes: the behaviour of ssh, and which callers are accepted."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from elasticctl_launcher.launcher_role.commands import CommandServer
+from elasticctl_launcher.launcher_role.commands import MAX_FRAME_BYTES, CommandServer, FrameKind, WorkerConnection
 from elasticctl_launcher.launcher_role.hosts import HostFiles
-from elasticctl_launcher.launcher_role.worker_connection import MAX_FRAME_BYTES, FrameKind, WorkerConnection
 from elasticctl_launcher.peers.copy_protocol import PeerError
 from elasticctl_protocol import variables
 from elasticctl_protocol.requests import Member
@@ -54,13 +53,13 @@ def ssh(files: HostFiles, *words: str, token: str = "token") -> subprocess.Popen
 
 
 def sleeper(files: HostFiles) -> tuple[subprocess.Popen[bytes], int]:
-    """A command that leaves a process behind in its session, and that one's number."""
+    """A command that starts another process in its session, and the pid of that process."""
     caller = ssh(files, "a-1", "sleep 1000 & echo $!; trap '' TERM; wait; sleep 1000")
     assert caller.stdout is not None
     return caller, int(caller.stdout.readline())
 
 
-def test_input_both_outputs_and_the_exit_code_are_the_commands_own(server: CommandServer, files: HostFiles) -> None:
+def test_input_outputs_and_exit_code_are_passed_through(server: CommandServer, files: HostFiles) -> None:
     with ssh(files, "-n", "a-1", "cat; kill -KILL $$") as caller:
         assert caller.communicate() == (b"", b"")
         assert caller.returncode == 128 + signal.SIGKILL
@@ -74,17 +73,17 @@ def test_input_both_outputs_and_the_exit_code_are_the_commands_own(server: Comma
     assert (caller.returncode, out, err) == (7, data, b"a-1\n")
 
 
-def test_signals_are_passed_on(server: CommandServer, files: HostFiles) -> None:
-    with ssh(files, "a-1", "trap 'echo told; exit 9' TERM; echo ready; while true; do sleep 0.05; done") as caller:
+def test_signals_are_forwarded(server: CommandServer, files: HostFiles) -> None:
+    with ssh(files, "a-1", "trap 'echo got it; exit 9' TERM; echo ready; while true; do sleep 0.05; done") as caller:
         assert caller.stdout is not None
         assert caller.stdout.readline() == b"ready\n"
         caller.send_signal(signal.SIGTERM)
-        assert caller.stdout.read() == b"told\n"
+        assert caller.stdout.read() == b"got it\n"
         assert caller.wait() == 9
 
 
 @pytest.mark.parametrize("how", ["caller", "worker"])
-def test_what_a_command_has_started_ends_with_the_connection(server: CommandServer, files: HostFiles, how: str) -> None:
+def test_child_processes_end_with_the_connection(server: CommandServer, files: HostFiles, how: str) -> None:
     caller, pid = sleeper(files)
     with caller:
         caller.kill() if how == "caller" else server.end_commands()
@@ -113,14 +112,14 @@ def test_a_command_that_does_not_read_its_input_ends_with_the_connection(
 
 
 def _unread_bytes(pid: int) -> int:
-    """How much input the process has not read."""
+    """The number of bytes of input that the process has not read."""
     pipe, found = os.open(f"/proc/{pid}/fd/0", os.O_RDONLY | os.O_NONBLOCK), bytearray(4)
     fcntl.ioctl(pipe, termios.FIONREAD, found)
     os.close(pipe)
     return int.from_bytes(found, sys.byteorder)
 
 
-def test_nobody_without_the_token_runs_anything(
+def test_a_caller_without_the_key_is_refused(
     server: CommandServer, files: HostFiles, caplog: pytest.LogCaptureFixture
 ) -> None:
     (files.folder / "wrong").write_text("wrong-token")
@@ -130,10 +129,10 @@ def test_nobody_without_the_token_runs_anything(
     assert not (files.folder / "ran").exists()
 
 
-def test_the_token_that_goes_over_the_network_runs_nothing(
+def test_with_a_peer_key_the_jobs_token_is_refused(
     server: CommandServer, files: HostFiles, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The workers' own key counts where the cluster gives them one."""
+    """If the cluster provides a key for the workers, only that key counts."""
     (tmp_path / "peers").write_bytes(TOKEN)
     (files.folder / "wrong").write_text("the-token-of-the-rendezvous")
     with ssh(files, "a-1", "touch", "ran", token="wrong") as caller:
@@ -143,12 +142,12 @@ def test_the_token_that_goes_over_the_network_runs_nothing(
         assert caller.wait() == 0
 
 
-def test_an_unknown_client_in_the_workers_place_is_not_believed(files: HostFiles) -> None:
-    """It has no key for an answer, and who calls believes nothing else."""
-    with socket.create_server(("127.0.0.1", 0)) as stranger:
-        files.write([Member("uid-a-1", "a-1", "127.0.0.1", stranger.getsockname()[1], 1)])
+def test_a_server_without_the_key_is_not_trusted(files: HostFiles) -> None:
+    """It cannot sign an answer, and the caller accepts no other."""
+    with socket.create_server(("127.0.0.1", 0)) as impostor:
+        files.write([Member("uid-a-1", "a-1", "127.0.0.1", impostor.getsockname()[1], 1)])
         with ssh(files, "a-1", "cat") as caller:
-            connected, _ = stranger.accept()
+            connected, _ = impostor.accept()
             with connected:
                 line = WorkerConnection(connected, b"wrong-token", calls=False)
                 line.send(FrameKind.EXIT, b"0")
@@ -170,7 +169,7 @@ SENT = b"longer than the MAC of a frame: " * 4
     ],
     ids=["in another order", "twice", "changed", "too long"],
 )
-def test_who_sits_on_the_line_cannot_change_what_is_said(change: Callable[[bytes, bytes], bytes]) -> None:
+def test_changed_or_reordered_frames_are_refused(change: Callable[[bytes, bytes], bytes]) -> None:
     ours, tapped = socket.socketpair()
     theirs, forged = socket.socketpair()
     with ours, tapped, theirs, forged, ThreadPoolExecutor() as threads:
@@ -199,14 +198,14 @@ def test_who_sits_on_the_line_cannot_change_what_is_said(change: Callable[[bytes
         (("-l", "root", "a-9", "true"), "a-9 is not a worker of this job at present"),
     ],
 )
-def test_what_cannot_be_is_said(files: HostFiles, words: tuple[str, ...], said: str) -> None:
+def test_wrong_arguments_are_explained(files: HostFiles, words: tuple[str, ...], said: str) -> None:
     with ssh(files, *words) as caller:
         assert caller.stderr is not None
         assert said in caller.stderr.read().decode()
         assert caller.wait() == 255
 
 
-def test_outside_a_job_the_variable_is_named() -> None:
+def test_outside_of_a_job_the_missing_variable_is_named() -> None:
     environ = {name: value for name, value in os.environ.items() if name != variables.HOSTFILE}
     argv = [sys.executable, "-m", "elasticctl_launcher.launcher_role.rsh", "a-1", "true"]
     done = subprocess.run(argv, env=environ, capture_output=True, text=True, check=False)

@@ -15,7 +15,7 @@ def member(name: str, host: str, slots: int = 1) -> Member:
     return Member(f"uid-{name}", name, host, 7000, slots)
 
 
-def test_the_files_name_who_is_there_now(tmp_path: Path) -> None:
+def test_the_files_list_the_current_members(tmp_path: Path) -> None:
     folder = tmp_path / "with a space"
     folder.mkdir()
     files = HostFiles(folder)
@@ -34,11 +34,11 @@ def test_the_files_name_who_is_there_now(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "fd00::7"])
-def test_a_worker_is_called_by_its_name_where_its_address_would_not_do(host: str) -> None:
+def test_the_name_replaces_an_address_that_hostfiles_cannot_hold(host: str) -> None:
     assert host_of(member("a-0", host)) == "a-0"
 
 
-def test_what_the_user_has_set_comes_first(tmp_path: Path) -> None:
+def test_variables_of_the_user_take_precedence(tmp_path: Path) -> None:
     found = HostFiles(tmp_path).environment(
         {"PATH": "/usr/bin", "OMPI_MCA_btl": "self,vader", "OMPI_MCA_orte_default_hostfile": "mine"}, on_loopback=True
     )

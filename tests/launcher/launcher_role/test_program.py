@@ -18,7 +18,7 @@ UNTIL_DONE = 'while [ ! -e "$LAB/done" ]; do sleep 0.05; done'
 
 
 def hosts(lab: Lab, name: str) -> list[str]:
-    """What discovery prints for the program of this worker, which wrote down where it is."""
+    """What the discovery script prints, whose path this worker's program has written to a file."""
     path = lab.folder / f"{name}.discovery"
     command = path.read_text().strip() if path.exists() else ""
     if not command:  # the shell creates the file before it writes to it
@@ -41,7 +41,7 @@ def started(lab: Lab, name: str) -> int:
     return lab.output(name).count("started ")
 
 
-def test_workers_come_and_go_and_the_program_runs_on(lab: Lab) -> None:
+def test_the_program_keeps_running_while_workers_join_and_leave(lab: Lab) -> None:
     start_all(lab, UNTIL_DONE, "a-0", "a-1")
     lab.until(lambda: hosts(lab, "a-0") == ["a-0:1", "a-1:1"])
     start_all(lab, UNTIL_DONE, "a-2", "a-3")
@@ -59,7 +59,7 @@ def test_workers_come_and_go_and_the_program_runs_on(lab: Lab) -> None:
     assert lab.message("a-2")["verdict"] == "preempted"
 
 
-def test_another_worker_starts_the_program_again_once_the_first_is_lost(lab: Lab) -> None:
+def test_the_program_restarts_on_another_worker_when_the_first_is_lost(lab: Lab) -> None:
     start_all(lab, f"ssh a-1 'echo $$ > $LAB/remote; exec sleep 1000' & {UNTIL_DONE}", "a-0", "a-1")
     remote = lab.folder / "remote"
     lab.until(lambda: remote.exists() and remote.read_text().strip())
@@ -73,7 +73,7 @@ def test_another_worker_starts_the_program_again_once_the_first_is_lost(lab: Lab
     assert lab.wait("a-1") == 0
 
 
-def test_a_failure_counts_and_the_last_one_ends_the_job(lab: Lab) -> None:
+def test_failures_use_up_the_backoff_limit(lab: Lab) -> None:
     lab.rules = GroupRules(limit=1)
     start_all(lab, "echo no such file >&2; exit 3", "a-0", "a-1")
 
@@ -92,7 +92,7 @@ def test_a_failure_counts_and_the_last_one_ends_the_job(lab: Lab) -> None:
     assert started(lab, "a-1") == 0
 
 
-def test_a_service_that_refuses_the_worker_is_a_failure(lab: Lab) -> None:
+def test_a_refusal_by_the_service_is_a_failure(lab: Lab) -> None:
     (lab.folder / "wrong").write_text("wrong-token")
     lab.add("a-0")
     lab.start("a-0", "true", options=ROLE, ELASTICCTL_RDZV_TOKEN_FILE=str(lab.folder / "wrong"))
@@ -104,17 +104,17 @@ def test_a_service_that_refuses_the_worker_is_a_failure(lab: Lab) -> None:
 
 
 def test_sigterm_reaches_the_program(lab: Lab) -> None:
-    start_all(lab, 'trap "touch $LAB/told; exit 0" TERM; echo ready; while true; do sleep 0.05; done', "a-0")
+    start_all(lab, 'trap "touch $LAB/terminated; exit 0" TERM; echo ready; while true; do sleep 0.05; done', "a-0")
     lab.until(lambda: "ready" in lab.output("a-0"))
 
     lab.workers["a-0"].send_signal(signal.SIGTERM)
 
     assert lab.wait("a-0") == 128 + signal.SIGTERM
-    assert (lab.folder / "told").exists()
+    assert (lab.folder / "terminated").exists()
 
 
 @pytest.mark.needs("mpirun")
-def test_mpirun_starts_ranks_on_all_workers_that_reach_each_other(lab: Lab) -> None:
+def test_mpirun_starts_connected_ranks_on_all_workers(lab: Lab) -> None:
     lab.add("a-0", "a-1", "a-2")
     for name in ("a-0", "a-1", "a-2"):
         root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}

@@ -1,4 +1,4 @@
-"""What a launcher holds: its own ranks' copies and another's."""
+"""The copies in a launcher's memory: those of its own ranks and of another launcher."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def holder_in(tmp_path: Path, name: str, stack: contextlib.ExitStack) -> CopyHol
 
 
 def copy(holder: CopyHolder, number: int) -> str:
-    """Have a copy sent; why it was not kept elsewhere, or nothing."""
+    """Have a copy sent; return why that failed, or an empty string."""
     path = holder.folder / name_of(number)
     path.parent.mkdir(parents=True)
     path.write_bytes(b"data")
@@ -47,7 +47,7 @@ def copy(holder: CopyHolder, number: int) -> str:
     return str(ask(holder, {"state": True})["lack"])
 
 
-def test_copies_go_to_the_next_launcher_which_keeps_the_newest_two(tmp_path: Path) -> None:
+def test_copies_are_sent_to_the_next_launcher_which_keeps_two(tmp_path: Path) -> None:
     with contextlib.ExitStack() as stack:
         mine, other = holder_in(tmp_path, "mine", stack), holder_in(tmp_path, "other", stack)
         assert copy(mine, 1) == ALONE
@@ -60,7 +60,7 @@ def test_copies_go_to_the_next_launcher_which_keeps_the_newest_two(tmp_path: Pat
         assert "refused" in ask(mine, {"copied": [["/etc/passwd", 4, 1]]})
 
 
-def test_short_memory_is_refused_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lack_of_memory_is_refused_with_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "memory.max").write_text(str(copy_holder.MARGIN_BYTES + 3_000_000))
     (tmp_path / "memory.current").write_text("2000000")
     monkeypatch.setattr(copy_holder, "CGROUP", tmp_path)
@@ -73,11 +73,11 @@ def test_short_memory_is_refused_and_said(tmp_path: Path, monkeypatch: pytest.Mo
         assert not list(other.folder.rglob("*.json"))
 
 
-def test_a_copy_goes_to_another_host_where_there_is_one() -> None:
+def test_a_copy_is_sent_to_another_host_if_there_is_one() -> None:
     hosts = [Member(host=host, name=host) for host in ("a", "a", "b")]
-    told = {0: "a:1", 1: "a:2", 2: "b:3"}
-    assert [find_peer(hosts, number, told.get) for number in range(3)] == [("b", 3), ("b", 3), ("a", 1)]
-    assert find_peer(hosts[:2], 0, told.get) == ("a", 2)
-    assert find_peer(hosts[:1], 0, told.get) is None
+    addresses = {0: "a:1", 1: "a:2", 2: "b:3"}
+    assert [find_peer(hosts, number, addresses.get) for number in range(3)] == [("b", 3), ("b", 3), ("a", 1)]
+    assert find_peer(hosts[:2], 0, addresses.get) == ("a", 2)
+    assert find_peer(hosts[:1], 0, addresses.get) is None
     with pytest.raises(PeerError, match="does not accept copies"):
         find_peer(hosts, 0, {}.get)

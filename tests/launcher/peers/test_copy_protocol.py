@@ -1,4 +1,4 @@
-"""Launchers send each other shares: whole, damaged, short, and from strangers."""
+"""Launchers send each other shares: intact, damaged, truncated, and without the key."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def offer(folder: Path, data: bytes = DATA) -> CopiedFile:
 def between(
     folder: Path, send: Callable[[socket.socket], None], token: bytes = TOKEN, why_not: str = ""
 ) -> tuple[Exception | None, Exception | None]:
-    """What the sender and the receiver, which keeps files in `folder`, raise."""
+    """Return what the sender and the receiver raise; the receiver stores files in `folder`."""
     ours, theirs = socket.socketpair()
     raised: list[Exception] = []
 
@@ -57,13 +57,13 @@ def files_in(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file()]
 
 
-def test_a_share_arrives_as_it_is(tmp_path: Path) -> None:
+def test_a_share_arrives_unchanged(tmp_path: Path) -> None:
     file = offer(tmp_path / "from")
     assert between(tmp_path / "to", lambda line: send_files(line, TOKEN, tmp_path / "from", [file])) == (None, None)
     assert [path.read_bytes() for path in files_in(tmp_path / "to")] == [DATA]
 
 
-def test_nothing_is_sent_where_there_is_no_room(tmp_path: Path) -> None:
+def test_nothing_is_sent_to_a_receiver_without_room(tmp_path: Path) -> None:
     file = offer(tmp_path / "from")
     failed, _ = between(
         tmp_path / "to", lambda line: send_files(line, TOKEN, tmp_path / "from", [file]), why_not="full"
@@ -73,7 +73,7 @@ def test_nothing_is_sent_where_there_is_no_room(tmp_path: Path) -> None:
     assert not files_in(tmp_path)[1:]
 
 
-def test_a_stranger_gets_in_at_neither_end(tmp_path: Path) -> None:
+def test_neither_end_accepts_a_peer_without_the_key(tmp_path: Path) -> None:
     file = offer(tmp_path / "from")
     _, refused = between(tmp_path / "to", lambda line: send_files(line, b"other", tmp_path / "from", [file]))
     assert "does not know the key" in str(refused)
@@ -87,7 +87,7 @@ def test_a_stranger_gets_in_at_neither_end(tmp_path: Path) -> None:
         assert DATA[:1000] not in theirs.recv(1 << 20)
 
 
-def test_what_arrives_damaged_or_short_is_not_kept(tmp_path: Path) -> None:
+def test_damaged_or_truncated_files_are_not_kept(tmp_path: Path) -> None:
     file = offer(tmp_path / "from")
     (tmp_path / "from" / NAME).write_bytes(DATA[:-1] + b"!")
     failed, _ = between(tmp_path / "to", lambda line: send_files(line, TOKEN, tmp_path / "from", [file]))
@@ -124,7 +124,7 @@ def test_what_arrives_damaged_or_short_is_not_kept(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_is_no_offer_is_refused_even_with_the_token(tmp_path: Path, message: bytes) -> None:
+def test_an_invalid_offer_is_refused_even_with_the_key(tmp_path: Path, message: bytes) -> None:
     def send(line: socket.socket) -> None:
         signed = b"offer" + line.recv(32, socket.MSG_WAITALL) + message
         line.sendall(struct.pack(">I", len(message)) + message + hmac.digest(TOKEN, signed, hashlib.sha256))
@@ -135,7 +135,7 @@ def test_what_is_no_offer_is_refused_even_with_the_token(tmp_path: Path, message
     assert not files_in(tmp_path)
 
 
-def test_no_more_is_read_than_a_message_may_be_long(tmp_path: Path) -> None:
+def test_a_message_that_is_too_long_is_refused(tmp_path: Path) -> None:
     def send(line: socket.socket) -> None:
         line.sendall(struct.pack(">I", MAX_MESSAGE_BYTES + 1))
         line.recv(1 << 10)

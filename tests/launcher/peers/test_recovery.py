@@ -21,7 +21,7 @@ def newest(lab: Lab) -> GroupGeneration:
 
 
 def are_copies_kept(lab: Lab, workers: int) -> bool:
-    """Does the newest group of so many workers train, and keep copies on two nodes if it can?"""
+    """True if the newest group has so many workers, trains, and keeps copies on two nodes if it can."""
     status = lab.site.service.view("default/job", "job-uid")
     if not status.generations:
         return False
@@ -30,7 +30,7 @@ def are_copies_kept(lab: Lab, workers: int) -> bool:
 
 
 @pytest.mark.timeout(900)
-def test_training_goes_on_from_memory_though_all_ranks_are_killed_and_a_node_is_lost(lab: Lab) -> None:
+def test_training_resumes_from_memory_after_all_ranks_and_a_node_are_lost(lab: Lab) -> None:
     lab.add("w0", "w1")
     for name in ("w0", "w1"):
         lab.start(name, sys.executable, str(SCRIPT), forks=True, LAB=str(lab.folder), PYTHONPATH=str(ROOT))

@@ -1,4 +1,4 @@
-"""What ranks are told by their environment."""
+"""The environment variables of ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from elasticctl_launcher.ranks.local_ranks import provisional_environments, rank
 REPORTS: Any = SimpleNamespace(path="/a", notice_file=lambda generation: "/n", error_file=lambda generation, rank: "/e")
 
 
-def test_a_run_keeps_its_id_and_counts_its_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_run_id_stays_and_attempts_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ELASTICCTL_JOB_UID", "the-uid")
     worker = Worker(local_rank=0, global_rank=0, role_rank=0, world_size=1, role_world_size=1)
     spec = SimpleNamespace(local_world_size=1, role="default")
@@ -29,7 +29,7 @@ def test_a_run_keeps_its_id_and_counts_its_attempts(monkeypatch: pytest.MonkeyPa
     assert early["ELASTICCTL_EXAMPLE_INPUTS"] == "[]"
 
 
-def test_without_a_job_the_run_is_called_as_torch_calls_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_job_the_run_id_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ELASTICCTL_JOB_UID", raising=False)
     ((_, found),) = provisional_environments(0, 1, "ns.job", REPORTS)
     assert (found["ELASTICCTL_RUN_ID"], found["ELASTICCTL_ATTEMPT"]) == ("ns.job", "0")

@@ -42,7 +42,7 @@ def prefixed(*lines: str) -> tuple[str, ...]:
     ],
     ids=["gloo", "with torch's prefix", "NCCL", "frames", "raised from another", "C++", "C++ after Python", "socket"],
 )
-def test_a_lost_peer_explains_it(lines: tuple[str, ...]) -> None:
+def test_errors_of_a_lost_peer_are_recognized(lines: tuple[str, ...]) -> None:
     final = find_final_exception(lines)
     assert final is not None
     assert final.is_of_peers
@@ -67,7 +67,7 @@ def test_a_lost_peer_explains_it(lines: tuple[str, ...]) -> None:
         "own fault in C++", "threads at the end", "twice",
     ],
 )  # fmt: skip
-def test_a_fault_of_its_own(lines: tuple[str, ...]) -> None:
+def test_errors_of_the_rank_itself_are_not_blamed_on_peers(lines: tuple[str, ...]) -> None:
     final = find_final_exception(lines)
     assert final is not None
     assert not final.is_of_peers
@@ -85,7 +85,7 @@ def test_a_fault_of_its_own(lines: tuple[str, ...]) -> None:
     ],
     ids=["last words", "prefix", "syntax", "no message", "C++", "stacks after it"],
 )
-def test_its_first_line_names_it(lines: tuple[str, ...], line: str) -> None:
+def test_the_first_line_of_the_exception_is_found(lines: tuple[str, ...], line: str) -> None:
     final = find_final_exception(lines)
     assert final is not None
     assert final.line.startswith(line)
@@ -95,7 +95,7 @@ def test_its_first_line_names_it(lines: tuple[str, ...], line: str) -> None:
     "name",
     ["SyntaxError", "IndentationError", "TabError", "ImportError", "ModuleNotFoundError", "x.errors.NotFiniteError"],
 )
-def test_what_no_restart_changes(name: str) -> None:
+def test_permanent_errors_are_recognized(name: str) -> None:
     final = find_final_exception((*TRACEBACK, f"{name}: no"))
     assert final is not None
     assert final.is_permanent
@@ -104,7 +104,7 @@ def test_what_no_restart_changes(name: str) -> None:
 @pytest.mark.parametrize(
     "line", ["ValueError: ImportError: no", "mine.LateImportError: no", "RuntimeError: SyntaxError"]
 )
-def test_what_a_restart_may_change(line: str) -> None:
+def test_other_errors_are_not_permanent(line: str) -> None:
     final = find_final_exception((*TRACEBACK, line))
     assert final is not None
     assert not final.is_permanent
@@ -122,7 +122,7 @@ DUMP = ("Fatal Python error: Segmentation fault", "", *OTHER, "", *HIT, "", "Ext
 
 
 @pytest.mark.parametrize("before", [(), (*TRACEBACK, "ValueError: was caught"), ("epoch 3", "epoch 4")])
-def test_a_signal_that_python_reports(before: tuple[str, ...]) -> None:
+def test_a_fatal_signal_reported_by_python_is_found(before: tuple[str, ...]) -> None:
     lines = (*before, *DUMP)
     final = find_final_exception(lines)
     assert final is not None
@@ -132,12 +132,12 @@ def test_a_signal_that_python_reports(before: tuple[str, ...]) -> None:
     assert shown_lines(lines, 3) == (final.line, *HIT[:2])
 
 
-def test_how_we_have_started_the_script_is_not_shown() -> None:
+def test_frames_of_the_bootstrap_are_left_out() -> None:
     start = '  File "/site-packages/elasticctl_launcher/bootstrap.py", line 57 in main'
     assert shown_lines((DUMP[0], "", *HIT, start, start), 4) == (DUMP[0], *HIT)
 
 
-def test_a_signal_that_ended_another_process_is_not_the_last_word() -> None:
+def test_a_signal_of_another_process_does_not_hide_the_exception() -> None:
     lines = (*DUMP, *TRACEBACK, "RuntimeError: DataLoader worker is killed by signal: Segmentation fault.")
     final = find_final_exception(lines)
     assert final is not None
@@ -145,7 +145,7 @@ def test_a_signal_that_ended_another_process_is_not_the_last_word() -> None:
     assert shown_lines(lines, 2) == lines[-2:]
 
 
-def test_the_main_thread_is_shown_where_none_of_python_was_hit() -> None:
+def test_the_main_thread_is_shown_if_the_signal_hit_no_python_thread() -> None:
     main = ("Thread 0x00007f3 (most recent call first):", '  File "train.py", line 9 in <module>')
     assert shown_lines(("Fatal Python error: Aborted", "", *OTHER, "", *main, ""), 20) == (
         "Fatal Python error: Aborted",
@@ -154,7 +154,7 @@ def test_the_main_thread_is_shown_where_none_of_python_was_hit() -> None:
     assert shown_lines(("Fatal Python error: Aborted",), 20) == ("Fatal Python error: Aborted",)
 
 
-def test_stacks_below_an_exception_of_cpp_are_part_of_it() -> None:
+def test_the_stacks_after_a_cpp_exception_belong_to_it() -> None:
     lines = (*THROWN, WATCHDOG.format(REMOTE), "Fatal Python error: Aborted", *DUMP[1:])
     final = find_final_exception(lines)
     assert final is not None
@@ -178,7 +178,7 @@ CLICK = ("Usage: train.py [OPTIONS]", "Try 'train.py --help' for help.", "", "Er
         (126, ("bash: ./run.sh: Permission denied",)),
     ],
 )
-def test_a_command_that_cannot_work_as_it_is_typed(code: int, lines: tuple[str, ...]) -> None:
+def test_wrong_usage_is_recognized(code: int, lines: tuple[str, ...]) -> None:
     assert is_wrong_use(code, lines)
 
 
@@ -193,5 +193,5 @@ def test_a_command_that_cannot_work_as_it_is_typed(code: int, lines: tuple[str, 
         (2, ARGPARSE[:1]),
     ],
 )
-def test_exit_codes_that_say_nothing_of_the_command(code: int, lines: tuple[str, ...]) -> None:
+def test_exit_codes_alone_do_not_prove_wrong_usage(code: int, lines: tuple[str, ...]) -> None:
     assert not is_wrong_use(code, lines)

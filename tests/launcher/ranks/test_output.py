@@ -1,4 +1,4 @@
-"""What a rank prints, as lines: whole ones, and progress bars that draw themselves anew."""
+"""The output of a rank as lines: complete ones, and progress bars that are redrawn."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.waiting import wait_until
 
 @dataclass
 class Rank:
-    """Writes what a rank would; `said` are the lines that came of it. `now` is the reader's clock, in seconds."""
+    """Writes output as a rank does; `said` are the lines that result. `now` is the reader's clock, in seconds."""
 
     said: list[str] = field(default_factory=list)
     noted: list[str] = field(default_factory=list)
@@ -48,13 +48,13 @@ class Rank:
         ("\r1%|█\r2%|██\n".encode(), ["2%|██"]),
     ],
 )
-def test_what_a_terminal_would_show_in_the_end(text: bytes, lines: list[str]) -> None:
+def test_carriage_returns_are_resolved_as_on_a_terminal(text: bytes, lines: list[str]) -> None:
     rank = Rank()
     rank.prints(text)
     assert rank.ends() == lines
 
 
-def test_a_progress_bar_is_shown_as_it_moves_but_not_each_time() -> None:
+def test_a_progress_bar_is_printed_at_intervals() -> None:
     rank = Rank()
     rank.prints(b"\r 1%\r 2%\r")
     wait_until(lambda: rank.said == [" 2%\r"])
@@ -74,7 +74,7 @@ def test_a_progress_bar_is_shown_as_it_moves_but_not_each_time() -> None:
     assert rank.ends() == [" 2%\r", " 4%", " 6%", " 8%\r", " 8%", "done"]
 
 
-def test_a_bar_that_never_ends_takes_no_memory() -> None:
+def test_an_endless_progress_bar_needs_bounded_memory() -> None:
     rank = Rank()
     for step in range(2000):
         rank.prints(b"%099d\r" % step)
@@ -94,26 +94,26 @@ ERROR = "RuntimeError: [/pytorch/gloo/transport/tcp/pair.cc:547] Connection clos
 
 
 @pytest.mark.parametrize("peers_ended", [True, False])
-def test_a_lost_peer_is_one_line_once_it_is_known(peers_ended: bool) -> None:
+def test_a_traceback_about_a_lost_peer_becomes_one_line(peers_ended: bool) -> None:
     rank = Rank()
     rank.prints(b"step 1\n" + PEERS)
     rank.ends()
     assert rank.said == ["step 1"]
-    assert rank.noted[-1] == "saved nothing", "the evidence is whole at once"
+    assert rank.noted[-1] == "saved nothing", "all lines are recorded immediately"
     rank.output.close(peers_ended=peers_ended)
     rank.output.wait_for_last_words()
     summed_up = [f"a peer was lost: {ERROR} (5 lines of its traceback left out)", "saved nothing"]
     assert rank.said[1:] == (summed_up if peers_ended else PEERS.decode().splitlines())
 
 
-def test_an_error_of_ones_own_is_there_when_the_rank_has_ended() -> None:
+def test_another_traceback_is_printed_when_the_rank_ends() -> None:
     own = ["Traceback (most recent call last):", '  File "x.py", line 1, in <module>', "ValueError: nothing of peers"]
     rank = Rank()
     rank.prints("\n".join(own).encode())
     assert rank.ends() == own
 
 
-def test_a_rank_that_goes_on_after_a_traceback_has_it_printed_soon() -> None:
+def test_a_held_traceback_is_printed_soon_if_the_rank_continues() -> None:
     rank = Rank()
     rank.prints(PEERS)
     wait_until(lambda: rank.said == PEERS.decode().splitlines())
@@ -121,7 +121,7 @@ def test_a_rank_that_goes_on_after_a_traceback_has_it_printed_soon() -> None:
     assert rank.ends()[-1] == "tried again"
 
 
-def test_a_traceback_without_end_is_not_held() -> None:
+def test_an_endless_traceback_is_not_held() -> None:
     said: list[str] = []
     words = LastTraceback(lambda line: None, said.append)
     for line in (PEERS * 200).decode().splitlines():

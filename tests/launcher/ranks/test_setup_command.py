@@ -1,4 +1,4 @@
-"""What runs before the ranks, once per machine, and what it leaves for them."""
+"""The set-up command: it runs before the ranks, once per machine, in an environment that is kept."""
 
 from __future__ import annotations
 
@@ -52,9 +52,7 @@ def runs(code: Path) -> int:
     return len(path.read_text()) if path.exists() else 0
 
 
-def test_it_runs_once_and_the_ranks_see_what_it_installed_and_all_that_was_there(
-    environ: dict[str, str], code: Path
-) -> None:
+def test_it_runs_once_and_adds_to_the_launchers_packages(environ: dict[str, str], code: Path) -> None:
     said: list[str] = []
     for _ in range(2):
         found = set_up(environ, code, said.append)
@@ -68,14 +66,14 @@ def test_it_runs_once_and_the_ranks_see_what_it_installed_and_all_that_was_there
     output = subprocess.run(command, env=environ, check=True, capture_output=True, text=True).stdout
     assert output.strip() == environ["VIRTUAL_ENV"] == str(found.folder)
     with pytest.raises(ImportError):
-        __import__("extra_of_a_test")  # this environment is left alone
+        __import__("extra_of_a_test")  # not installed into this environment
     assert subprocess.run(["pip", "--version"], env=environ, check=True, capture_output=True).stdout.startswith(b"pip ")
     assert found.translate(["bash", "train.sh"]) == ["bash", "train.sh"]
     assert found.translate(["python", "train.py"]) == [str(found.folder / "bin/python"), "train.py"]
     assert set_up({}, code, said.append) is None
 
 
-def test_it_runs_again_for_other_files_and_after_a_failure(environ: dict[str, str], code: Path) -> None:
+def test_it_runs_again_for_changed_files_and_after_a_failure(environ: dict[str, str], code: Path) -> None:
     made(environ, code).close()
     (code / "requirements.txt").write_text("another_of_a_test")
     made(environ, code).close()
@@ -89,7 +87,7 @@ def test_it_runs_again_for_other_files_and_after_a_failure(environ: dict[str, st
     assert len([path for path in cache.iterdir() if path.is_dir()]) == 2, "nothing of what failed is kept"
 
 
-def test_a_folder_is_installed_by_each_worker_anew(environ: dict[str, str], code: Path) -> None:
+def test_each_worker_installs_a_folder_itself(environ: dict[str, str], code: Path) -> None:
     environ[variables.SETUP] = f"{INSTALL} ."
     folders = []
     for _ in range(2):
@@ -100,9 +98,7 @@ def test_a_folder_is_installed_by_each_worker_anew(environ: dict[str, str], code
     assert not any(folder.exists() for folder in folders)
 
 
-def test_what_nobody_uses_is_deleted_and_what_somebody_uses_is_not(
-    environ: dict[str, str], code: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unused_environments_are_deleted(environ: dict[str, str], code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     used = made(environ, code)
     (code / "requirements.txt").write_text("another_of_a_test")
     unused = made(environ, code)
@@ -114,20 +110,20 @@ def test_what_nobody_uses_is_deleted_and_what_somebody_uses_is_not(
     used.close()
 
 
-def test_what_a_killed_worker_left_half_made_is_deleted(environ: dict[str, str], code: Path) -> None:
+def test_incomplete_environments_of_killed_workers_are_deleted(environ: dict[str, str], code: Path) -> None:
     used = made(environ, code)
     (code / "requirements.txt").write_text("another_of_a_test")
     half_made = made(environ, code)
     (half_made.folder / setup_command.DONE).unlink()
     setup_command.delete_unused(used.folder.parent)
-    assert half_made.folder.exists(), "its worker is at work on it"
+    assert half_made.folder.exists(), "its worker is still creating it"
     half_made.close()
     setup_command.delete_unused(used.folder.parent)
     assert (used.folder.exists(), half_made.folder.exists()) == (True, False)
     used.close()
 
 
-def test_what_the_command_leaves_running_is_waited_for_and_named(
+def test_processes_that_the_command_leaves_are_waited_for_and_named(
     environ: dict[str, str], code: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(setup_command, "LEFT_BEHIND_S", 0.1)
@@ -142,6 +138,6 @@ def test_what_the_command_leaves_running_is_waited_for_and_named(
     found = set_up(environ, code, say)
     assert found is not None
     found.close()
-    told = next(line for line in said if "FIX" in line)
-    assert told.startswith("setup: the command has ended, but processes that it started still run: waiting for sh")
-    assert said.index("setup: begun") < said.index(told) < said.index("setup: installed")
+    warning = next(line for line in said if "FIX" in line)
+    assert warning.startswith("setup: the command has ended, but processes that it started still run: waiting for sh")
+    assert said.index("setup: begun") < said.index(warning) < said.index("setup: installed")

@@ -1,4 +1,4 @@
-"""A warm spare behaves as `python SCRIPT` does, only sooner."""
+"""A warm spare behaves as `python SCRIPT` does, but starts sooner."""
 
 from __future__ import annotations
 
@@ -13,15 +13,20 @@ from pathlib import Path
 import pytest
 
 from elasticctl_launcher.main import modules_to_preload
-from elasticctl_launcher.ranks.command import PythonCommand, installed_imports
-from elasticctl_launcher.ranks.warm_spares import WARM_S, RankStarter, shared_environment
+from elasticctl_launcher.ranks.warm_spares import (
+    WARM_S,
+    PythonCommand,
+    RankStarter,
+    installed_imports,
+    shared_environment,
+)
 from tests.support.processes import has_ended
 from tests.support.waiting import wait_until
 
 SCRIPT = """
 import json, multiprocessing, os, sys
 from dataclasses import dataclass
-import beside
+import helper
 
 @dataclass
 class Item:
@@ -35,7 +40,7 @@ if __name__ == "__main__":
         doubled = pool.apply(double, (Item(21),)).value
     print(json.dumps({
         "argv": sys.argv[1:], "script": os.path.basename(sys.argv[0]), "file": __file__, "path0": sys.path[0],
-        "doubled": doubled, "beside": beside.NAME, "env": os.environ.get("GIVEN"), "left": os.environ.get("TAKEN"),
+        "doubled": doubled, "helper": helper.NAME, "env": os.environ.get("GIVEN"), "left": os.environ.get("TAKEN"),
         "stdin": sys.stdin.read(), "cwd": os.getcwd(),
     }, sort_keys=True))
     sys.exit(5)
@@ -62,7 +67,7 @@ sys.exit(5)
 
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
-    (tmp_path / "beside.py").write_text("NAME = 'found beside the script'")
+    (tmp_path / "helper.py").write_text("NAME = 'found next to the script'")
     path = tmp_path / "train.py"
     path.write_text(SCRIPT)
     return path
@@ -82,7 +87,7 @@ Start = Callable[..., RankStarter]
 
 @pytest.fixture
 def warmed() -> Iterator[Start]:
-    """`warmed(*ARGUMENTS, preload=(), environ={})`: what starts Python with these, and has as many spares as `spares`.
+    """`warmed(*ARGUMENTS, preload=(), environ={})`: a starter of Python with these arguments that has `spares` spares.
 
     Its clock stands still: no machine is too slow for a spare.
     """
@@ -109,7 +114,7 @@ def both(warmed: Start, *arguments: object) -> list[tuple[int, str]]:
     return [run(starter.start(ranks_environment())) for starter in starters]
 
 
-def test_a_spare_is_what_python_script_is(script: Path, warmed: Start) -> None:
+def test_a_spare_runs_a_script_as_python_does(script: Path, warmed: Start) -> None:
     plain, warm = both(warmed, script, "--lr", "0.1", "a b", "{x}", "-m")
     assert plain == warm
     assert plain[0] == 5
@@ -138,17 +143,17 @@ def test_a_spare_runs_a_module(script: Path, warmed: Start, monkeypatch: pytest.
         ("import os; os.abort()", -signal.SIGABRT, ""),
     ],
 )
-def test_errors_look_the_same(tmp_path: Path, warmed: Start, source: str, code: int, last: str) -> None:
+def test_errors_look_as_without_a_spare(tmp_path: Path, warmed: Start, source: str, code: int, last: str) -> None:
     (tmp_path / "bad.py").write_text(source)
     plain, warm = both(warmed, tmp_path / "bad.py")
     assert plain[0] == warm[0] == code
     assert warm[1].rstrip().endswith(last)
-    if code != -signal.SIGINT:  # of an interrupt, the lines of the bootstrap may be seen
+    if code != -signal.SIGINT:  # a traceback of an interrupt may contain lines of the bootstrap
         assert plain[1] == warm[1]
 
 
 @pytest.mark.timeout(900)  # four imports of torch
-def test_ranks_without_this_library_end_with_their_own_exit_code(tmp_path: Path, warmed: Start) -> None:
+def test_the_exit_code_is_the_scripts_own(tmp_path: Path, warmed: Start) -> None:
     (tmp_path / "peer.py").write_text(PEER)
     for attempt in range(2):  # without the moment that a spare gives gloo's threads, every second one aborts
         starter = warmed(tmp_path / "peer.py", preload=["torch.nn.parallel.distributed"], spares=2)
@@ -159,7 +164,7 @@ def test_ranks_without_this_library_end_with_their_own_exit_code(tmp_path: Path,
         assert [code for code, _ in ended] == [5, 5], ended
 
 
-def test_a_script_that_is_not_there_is_named(tmp_path: Path, warmed: Start) -> None:
+def test_a_missing_script_is_named(tmp_path: Path, warmed: Start) -> None:
     said = f"cannot open '{tmp_path / 'none.py'}': No such file or directory\n"
     assert run(warmed(tmp_path / "none.py").start(ranks_environment())) == (2, said)
 
@@ -173,7 +178,7 @@ def test_a_dead_spare_is_replaced_by_a_fresh_process(script: Path, warmed: Start
     assert run(starter.start(ranks_environment()))[0] == 5
 
 
-def test_spares_end_when_they_are_not_needed(script: Path, warmed: Start) -> None:
+def test_unneeded_spares_end(script: Path, warmed: Start) -> None:
     starter = warmed(script, spares=2)
     starter.wait_until_warm(240)
     made = starter.own_pids()
@@ -220,7 +225,7 @@ def test_a_spare_runs_with_the_interpreter_s_flags(tmp_path: Path, warmed: Start
     assert plain == warm
 
 
-def test_a_spare_that_cannot_make_its_imports_is_given_up_with_a_word(
+def test_a_spare_whose_imports_fail_is_given_up_with_a_warning(
     script: Path, warmed: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "broken.py").write_text("raise RuntimeError('no driver')")
@@ -233,7 +238,7 @@ def test_a_spare_that_cannot_make_its_imports_is_given_up_with_a_word(
     assert [record.getMessage() for record in caplog.records] == [words]
 
 
-def test_a_spare_whose_imports_hang_is_given_up_with_a_word(
+def test_a_spare_whose_imports_hang_is_given_up_with_a_warning(
     script: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "hanging.py").write_text("import time; time.sleep(1000)")
@@ -247,7 +252,7 @@ def test_a_spare_whose_imports_hang_is_given_up_with_a_word(
     assert "has not finished its imports within 60 s" in caplog.text
 
 
-def test_a_rank_relies_on_a_spare_that_is_nearly_ready(script: Path, warmed: Start, tmp_path: Path) -> None:
+def test_a_rank_uses_a_spare_that_is_nearly_ready(script: Path, warmed: Start, tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text("import os, time\nwhile not os.path.exists(__file__ + '.go'): time.sleep(0.01)")
     starter = warmed(script, preload=["slow"], environ={"PYTHONPATH": str(tmp_path)})
     spares = starter.own_pids()
@@ -257,12 +262,12 @@ def test_a_rank_relies_on_a_spare_that_is_nearly_ready(script: Path, warmed: Sta
     assert run(process)[0] == 5
 
 
-def test_what_a_spare_imports_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_script_determines_what_a_spare_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine.py").write_text("raise SystemExit('imported ahead of its time')")
     script = tmp_path / "train.py"
     script.write_text(
         "import json, mine\nimport torch.nn as nn\nfrom sklearn.datasets import load_digits\n"
-        "from . import beside\nimport no_such_package\ndef f():\n    import wave\n"
+        "from . import helper\nimport no_such_package\ndef f():\n    import wave\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     assert installed_imports(str(script)) == ["json", "torch.nn", "sklearn.datasets"]
@@ -271,9 +276,7 @@ def test_what_a_spare_imports_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert installed_imports(str(tmp_path / "none.py")) == []
 
 
-def test_what_was_imported_ahead_is_neither_imported_again_nor_searched_for_garbage(
-    tmp_path: Path, warmed: Start
-) -> None:
+def test_imports_of_a_spare_are_kept_and_exempt_from_garbage_collection(tmp_path: Path, warmed: Start) -> None:
     (tmp_path / "heavy.py").write_text("import os; open(f'{__file__}-{os.getpid()}', 'x').close()")
     (tmp_path / "t.py").write_text(
         "import gc, heavy; print(gc.isenabled(), gc.get_freeze_count() > len(gc.get_objects()))"
@@ -293,8 +296,8 @@ def test_a_spare_imports_what_the_storage_needs(url: str, modules: list[str], mo
     assert modules_to_preload("auto", ["sh"]) == ["torch", "torch._dynamo", "elasticctl_train.run", *ours]
 
 
-def test_ranks_of_this_machine_talk_over_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With gloo and with NCCL; on a cluster over what the node has, and always as whoever set it wants it."""
+def test_ranks_on_one_machine_use_the_loopback_interface(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With gloo and with NCCL; on a cluster over what the node has, and always as the user has set it."""
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "ELASTICCTL_POD_IP"):
         monkeypatch.delenv(name, raising=False)
     shared = shared_environment()

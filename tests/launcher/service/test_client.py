@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -45,7 +44,7 @@ def serving(handle: Callable[[socket.socket], None]) -> Iterator[tuple[int, list
 
 @pytest.fixture
 def broken() -> Iterator[Callable[[bytes], str]]:
-    """A server that answers every request with the given bytes (none: never), on loopback."""
+    """A server on loopback that answers every request with the given bytes (empty: never)."""
     answers: list[bytes] = []
 
     def answer(connection: socket.socket) -> None:
@@ -74,16 +73,16 @@ def broken() -> Iterator[Callable[[bytes], str]]:
     ],
     ids=["500", "not json", "truncated", "not http", "hangs"],
 )
-def test_a_broken_service_is_away_not_a_hang(broken: Callable[[bytes], str], tmp_path: Path, raw: bytes) -> None:
+def test_a_broken_service_counts_as_away(broken: Callable[[bytes], str], tmp_path: Path, raw: bytes) -> None:
     (tmp_path / "token").write_text("t")
     client = ServiceClient(broken(raw), "default", "job", str(tmp_path / "token"))
     with pytest.raises(ServiceAway, match="rendezvous service at 127"):
-        client.call_until("leave", {}, time.monotonic() + 0.5, timeout_s=0.5)
+        client.call("leave", {}, timeout_s=0.5)
     client.close()
 
 
 @pytest.mark.parametrize("endpoint", ["no-such-host.invalid:1", "127.0.0.1:1", "unix:///nowhere.sock", "[::1]:1"])
-def test_nobody_there_is_one_clear_line(tmp_path: Path, endpoint: str) -> None:
+def test_an_unreachable_service_is_one_clear_line(tmp_path: Path, endpoint: str) -> None:
     (tmp_path / "token").write_text("t")
     with pytest.raises(ServiceAway, match="rendezvous service at"):
         ServiceClient(endpoint, "default", "job", str(tmp_path / "token")).call("leave", {})
@@ -91,12 +90,12 @@ def test_nobody_there_is_one_clear_line(tmp_path: Path, endpoint: str) -> None:
 
 @pytest.fixture
 def counting(tmp_path: Path) -> Iterator[tuple[ServiceClient, list[socket.socket]]]:
-    """A client, and the connections that its server has accepted; each is answered for as long as it is open."""
+    """A client, and the connections that its server has accepted; each is answered while it is open."""
 
     def answer(connection: socket.socket) -> None:
         with suppress(OSError):
-            while heard := connection.recv(65536):
-                if heard.endswith(b"}"):  # the body, which comes behind its headers or with them
+            while received := connection.recv(65536):
+                if received.endswith(b"}"):  # the body, which arrives after the headers or with them
                     connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
 
     def start(connection: socket.socket) -> None:
@@ -109,14 +108,14 @@ def counting(tmp_path: Path) -> Iterator[tuple[ServiceClient, list[socket.socket
         client.close()
 
 
-def test_a_connection_is_used_again(counting: tuple[ServiceClient, list[socket.socket]]) -> None:
+def test_connections_are_reused(counting: tuple[ServiceClient, list[socket.socket]]) -> None:
     client, accepted = counting
     for _ in range(5):
         assert client.call("leave", {}) == {}
     assert len(accepted) == 1
 
 
-def test_the_kernel_finds_out_that_a_connection_is_forgotten_before_the_worker_counts_as_silent(
+def test_keepalive_detects_a_dead_connection_before_the_worker_counts_as_silent(
     counting: tuple[ServiceClient, list[socket.socket]],
 ) -> None:
     client, _ = counting
@@ -132,24 +131,24 @@ def test_the_kernel_finds_out_that_a_connection_is_forgotten_before_the_worker_c
     assert 0 < unacknowledged_ms < 1000 * SILENT_S
 
 
-def test_a_service_that_does_not_even_refuse_is_called_again_before_the_worker_counts_as_silent(
+def test_a_connection_attempt_without_an_answer_times_out_before_the_worker_counts_as_silent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert client_module.CONNECT_S < SILENT_S
     monkeypatch.setattr(client_module, "CONNECT_S", 0.3)
     (tmp_path / "token").write_text("t")
     with socket.create_server(("127.0.0.1", 0), backlog=0) as server:
-        waiting = [socket.create_connection(server.getsockname(), 0.3)]  # the kernel takes in no more than these
+        waiting = [socket.create_connection(server.getsockname(), 0.3)]  # they fill the backlog
         with suppress(TimeoutError):
             waiting.append(socket.create_connection(server.getsockname(), 0.3))
         client = ServiceClient(f"127.0.0.1:{server.getsockname()[1]}", "default", "job", str(tmp_path / "token"))
         with pytest.raises(ServiceAway, match="timed out"):
-            client.call("watch", {}, 36_000.0)  # longer than a test has
+            client.call("watch", {}, 36_000.0)  # longer than any test takes
         for connection in waiting:
             connection.close()
 
 
-def test_a_connection_that_the_service_has_closed_is_not(counting: tuple[ServiceClient, list[socket.socket]]) -> None:
+def test_a_closed_connection_is_not_reused(counting: tuple[ServiceClient, list[socket.socket]]) -> None:
     client, accepted = counting
     client.call("leave", {})
     accepted[0].shutdown(socket.SHUT_RDWR)
@@ -164,7 +163,7 @@ AWAY, BACK, REFUSED = "trying again until it answers", "the rendezvous service i
     ("answers", "words"),
     [([500, 503, 200, 429, 200, 500, 410], [AWAY, BACK, AWAY, BACK]), ([401, 403, 200, 401], [REFUSED, REFUSED])],
 )
-def test_it_says_once_what_keeps_it_from_the_service_and_once_that_it_is_back(
+def test_an_outage_and_its_end_are_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, answers: list[int], words: list[str]
 ) -> None:
     (tmp_path / "token").write_text("t")

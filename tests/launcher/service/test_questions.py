@@ -1,4 +1,4 @@
-"""What becomes of a failure that was reported."""
+"""The service's answers to reported failures, and what follows from them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_failure_that_another_member_explains_does_not_count() -> None:
     assert service.verdicts.counted_failures() == ()
 
 
-def test_failures_that_nobody_explains_are_told_with_the_next() -> None:
+def test_own_failures_are_reported_again_with_the_next_one() -> None:
     service = Service(verdict="rejoin")
     for failure in (OWN, replace(OWN, generation=4), replace(LOST_PEERS, generation=5)):
         assert service.judge(failure) is LauncherEvent.REJOIN_ORDERED
@@ -66,21 +66,21 @@ def test_a_worker_whose_peers_have_not_finished_has_not_failed_again() -> None:
     assert len(service.verdicts.counted_failures()) == 1
 
 
-def test_no_more_failures_are_told_than_may_be_news() -> None:
+def test_only_the_newest_failures_are_reported_again() -> None:
     service = Service(verdict="rejoin")
     for generation in range(1, 12):
         service.judge(replace(OWN, generation=generation))
     assert [each.generation for each in service.verdicts.counted_failures()] == list(range(4, 12))
 
 
-def test_a_worker_that_is_to_blame_fails_with_what_the_service_has_found() -> None:
+def test_a_blamed_worker_fails_with_the_services_error() -> None:
     service = Service(verdict="exit", error="ran out of memory")
     assert service.judge(LOST_PEERS) is LauncherEvent.EXIT_ORDERED
     blamed = service.verdicts.blamed(LOST_PEERS)
     assert (blamed.verdict, blamed.error) == (FailureVerdict.APPLICATION, "ran out of memory")
 
 
-def test_a_worker_that_is_to_blame_for_what_it_reported_fails_with_that() -> None:
+def test_without_an_error_of_the_service_a_blamed_worker_fails_with_its_own() -> None:
     service = Service(verdict="exit")
     service.judge(LOST_PEERS)
     assert service.verdicts.blamed(LOST_PEERS).error == "connection reset"

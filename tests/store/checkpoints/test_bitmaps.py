@@ -1,4 +1,4 @@
-"""Bitmaps of rows: what is written is read, and nothing else is."""
+"""Bitmaps of rows: encoding, counting, and refusal of invalid ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def made(rows: set[int], length: int) -> bytes:
 
 @given(st.data(), st.integers(1, 100))
 @settings(max_examples=40)
-def test_rows_come_back(data: st.DataObject, length: int) -> None:
+def test_a_bitmap_survives_its_encoding(data: st.DataObject, length: int) -> None:
     rows = data.draw(st.sets(st.integers(0, length - 1), min_size=1))
     start, end = sorted((data.draw(st.integers(0, length)), data.draw(st.integers(0, length))))
     bitmap = bitmaps.from_text(bitmaps.to_text(made(rows, length)), length)
@@ -46,12 +46,12 @@ def test_rows_come_back(data: st.DataObject, length: int) -> None:
         bitmaps.to_text(b"\1\0") + "\n",
     ],
 )
-def test_what_is_no_bitmap_of_ten_rows_is_refused(text: str) -> None:
+def test_invalid_bitmaps_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"bitmap|base64|padding|ASCII|decompress|digit|data"):
         bitmaps.from_text(text, 10)
 
 
-def test_a_bitmap_is_counted_without_being_held_in_memory() -> None:
+def test_counting_needs_little_memory() -> None:
     packer = zlib.compressobj()
     parts = [packer.compress(b"\1"), *(packer.compress(bytes(1 << 20)) for _ in range(30)), packer.flush()]
     text = base64.b64encode(b"".join(parts)).decode()

@@ -22,7 +22,7 @@ def storage(tmp_path: Path) -> Storage:
     return LocalStorage(tmp_path)
 
 
-def test_generations_and_commits_are_numbered_and_found_newest_first(storage: Storage) -> None:
+def test_generations_and_commits_are_numbered_and_read_newest_first(storage: Storage) -> None:
     first = CommitWriter.take_over(storage)
     assert [commit(storage, first, step).number for step in (10, 20)] == [1, 2]
     second = CommitWriter.take_over(storage)
@@ -32,7 +32,7 @@ def test_generations_and_commits_are_numbered_and_found_newest_first(storage: St
     assert [position for position, _ in read_entries(storage)] == [5, 4, 3, 2, 1]
 
 
-def test_of_several_that_take_over_at_once_the_last_one_owns_the_url(storage: Storage) -> None:
+def test_of_several_simultaneous_takeovers_the_last_one_owns_the_url(storage: Storage) -> None:
     barrier, writers = threading.Barrier(6), []
 
     def take_over() -> None:
@@ -53,7 +53,7 @@ def test_of_several_that_take_over_at_once_the_last_one_owns_the_url(storage: St
     assert steps(storage) == [2]
 
 
-def test_what_another_version_has_written_is_neither_passed_over_nor_deleted(
+def test_entries_of_another_version_are_neither_skipped_nor_deleted(
     storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as newer:
@@ -91,7 +91,7 @@ def test_the_newest_of_many_commits_is_on_the_first_page(
 
 
 class Refusing(LocalStorage):
-    """Says so many times of an entry of that kind that it is there already; with `after`, once it has written it."""
+    """Refuses so many entries of that kind as existing; with `after`, each after writing it."""
 
     def __init__(self, root: Path, times: int, *, kind: bytes, after: bool = False) -> None:
         super().__init__(root)
@@ -112,7 +112,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("hasty")
-def test_a_service_that_refuses_every_entry_is_not_asked_for_ever(tmp_path: Path) -> None:
+def test_a_service_that_refuses_every_entry_is_an_error(tmp_path: Path) -> None:
     refusing = Refusing(tmp_path, 99, kind=b"generation")
     with pytest.raises(StorageError, match="refused the next entry of the journal 4 times"):
         CommitWriter.take_over(refusing)
@@ -125,7 +125,7 @@ def test_a_service_that_refuses_every_entry_is_not_asked_for_ever(tmp_path: Path
 
 @pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize("kind", [b"generation", b"commit", b"moved"])
-def test_an_entry_that_is_refused_for_nothing_is_no_fence(tmp_path: Path, kind: bytes) -> None:
+def test_a_spurious_refusal_of_an_entry_is_not_a_fence(tmp_path: Path, kind: bytes) -> None:
     storage = Refusing(tmp_path, 2, kind=kind)
     writer = CommitWriter.take_over(storage)
     assert commit(storage, writer, 1).number == 1
@@ -134,7 +134,7 @@ def test_an_entry_that_is_refused_for_nothing_is_no_fence(tmp_path: Path, kind: 
     assert [position for position, _ in read_entries(storage)] == [3, 2, 1]
 
 
-def test_a_commit_that_is_refused_although_it_was_written_is_made_once(tmp_path: Path) -> None:
+def test_a_commit_refused_although_it_was_written_counts_once(tmp_path: Path) -> None:
     storage = Refusing(tmp_path, 1, kind=b"commit", after=True)
     writer = CommitWriter.take_over(storage)
     assert [commit(storage, writer, step).number for step in (1, 2)] == [1, 2]
@@ -142,7 +142,7 @@ def test_a_commit_that_is_refused_although_it_was_written_is_made_once(tmp_path:
 
 
 @pytest.mark.parametrize("name", ["000000000000", "000000000001", "899999999998", "README"])
-def test_a_file_in_the_journal_that_no_run_can_have_written_does_not_end_it(tmp_path: Path, name: str) -> None:
+def test_a_foreign_file_in_the_journal_is_ignored(tmp_path: Path, name: str) -> None:
     storage = LocalStorage(tmp_path)
     storage.put(f"journal/{name}.json", [b"whatever"])
     for step in (1, 2):
@@ -150,9 +150,9 @@ def test_a_file_in_the_journal_that_no_run_can_have_written_does_not_end_it(tmp_
     assert steps(storage) == [2, 1]
 
 
-def test_an_entry_that_is_damaged_on_its_way_only_is_read_again(storage: Storage, tmp_path: Path) -> None:
+def test_an_entry_damaged_in_transit_is_read_again(storage: Storage, tmp_path: Path) -> None:
     class Noisy(LocalStorage):
-        """Inverts a bit of every entry the first time that it is read; entries are read side by side."""
+        """Inverts a bit of every entry the first time that it is read; entries are read in parallel."""
 
         def get(self, key: str) -> bytes:
             data = super().get(key)

@@ -1,4 +1,4 @@
-"""The journal's names and format."""
+"""Names and format of journal entries, and retention."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_an_entry_survives_its_encoding(entry: commits.Entry) -> None:
 
 @given(entries, st.data())
 @settings(max_examples=60)
-def test_any_changed_byte_and_any_lost_tail_is_noticed(entry: commits.Entry, data: st.DataObject) -> None:
+def test_every_changed_byte_and_truncation_is_detected(entry: commits.Entry, data: st.DataObject) -> None:
     encoded = commits.encode(entry)
     at = data.draw(st.integers(0, len(encoded) - 1))
     other = data.draw(st.integers(0, 255).filter(lambda byte: byte != encoded[at]))
@@ -49,14 +49,14 @@ def test_any_changed_byte_and_any_lost_tail_is_noticed(entry: commits.Entry, dat
             commits.decode(damaged, entry.position)
 
 
-def test_a_letter_written_in_another_way_is_noticed() -> None:
+def test_an_equivalent_json_encoding_is_detected() -> None:
     encoded = commits.encode(replace(a_commit(1), metrics={"\ud7ff": 1.0}))
     assert b"\\ud7ff" in encoded
     with pytest.raises(DamagedError):
         commits.decode(encoded.replace(b"\\ud7ff", b"\\uD7ff"), 1)
 
 
-def test_an_entry_at_another_position_is_damage() -> None:
+def test_an_entry_at_another_position_is_damaged() -> None:
     with pytest.raises(DamagedError, match="journal entry 8"):
         commits.decode(commits.encode(a_commit(7)), 8)
 
@@ -68,7 +68,7 @@ def test_a_newer_format_is_named() -> None:
         commits.decode(json.dumps(body).encode(), 1)
 
 
-def test_a_generation_is_no_commit() -> None:
+def test_a_generation_is_not_a_commit() -> None:
     entry = Generation(3, 1, "ab")
     with pytest.raises(DamagedError, match="not a commit"):
         commits.decode_commit(commits.encode(entry), 3)
@@ -85,11 +85,11 @@ def test_newer_entries_sort_first(a: int, b: int) -> None:
     "key", ["journal/", "journal/1.json", "journal/99999999999x.json", "data/999999999998.json",
             "journal/999999999998.json.ab12cd34.partial", "journal/９９９９９９９９９９９９.json"]  # noqa: RUF001
 )  # fmt: skip
-def test_a_strangers_key_has_no_position(key: str) -> None:
+def test_foreign_keys_have_no_position(key: str) -> None:
     assert commits.position_of(key) is None
 
 
-def test_names_of_a_save_belong_together() -> None:
+def test_the_names_of_a_save_belong_together() -> None:
     folder = commits.save_folder(3, 2, 120, "ab12cd34")
     share = commits.share_key(folder, 1, 3)
     assert share == "data/g000003-n000002-step000000120-ab12cd34/share-00001-of-00003.json"
@@ -119,7 +119,7 @@ retentions = st.builds(
 
 
 @given(histories, retentions)
-def test_retention_keeps_what_it_says_and_no_more(history: list[Commit], keep: Retention) -> None:
+def test_retention_keeps_exactly_what_it_promises(history: list[Commit], keep: Retention) -> None:
     gone = commits.commits_to_delete(list(reversed(history)), keep)
     assert gone == sorted(gone, key=lambda commit: commit.position)
     kept = [commit for commit in history if commit not in gone]
@@ -130,7 +130,7 @@ def test_retention_keeps_what_it_says_and_no_more(history: list[Commit], keep: R
         assert len(others) <= keep.best
     else:
         times = [commit.at for commit in kept]
-        for commit in history:  # nothing is farther than the interval from one that was kept at or before its time
+        for commit in history:  # each has one that was kept at most an interval before it
             assert any(0 <= commit.at - at < keep.every_s or at == commit.at for at in times)
     measured = [commit.metrics["loss"] for commit in history if math.isfinite(commit.metrics.get("loss", math.nan))]
     best = sorted(measured, reverse=keep.mode == "max")[: keep.best]
@@ -140,30 +140,30 @@ def test_retention_keeps_what_it_says_and_no_more(history: list[Commit], keep: R
 
 @given(histories, retentions)
 @settings(max_examples=50)
-def test_deleting_on_the_way_comes_to_the_same(history: list[Commit], keep: Retention) -> None:
+def test_earlier_deletions_do_not_change_what_is_kept(history: list[Commit], keep: Retention) -> None:
     kept: list[Commit] = []
     for commit in history:
         kept.append(commit)
         for old in commits.commits_to_delete(kept, keep):
             kept.remove(old)
-    at_once = commits.commits_to_delete(history, keep)
-    assert kept == [commit for commit in history if commit not in at_once]
+    together = commits.commits_to_delete(history, keep)
+    assert kept == [commit for commit in history if commit not in together]
 
 
-def test_commits_are_kept_for_good_although_a_clock_was_a_year_ahead() -> None:
+def test_a_clock_that_was_ahead_does_not_disable_retention_by_age() -> None:
     year_s = 3.2e7
     history = [replace(a_commit(n), at=at) for n, at in enumerate([year_s, year_s + 5, 0.0, 5.0, 10.0, 15.0, 20.0], 1)]
     gone = commits.commits_to_delete(history, Retention(1, every_s=10.0))
     assert [commit.position for commit in history if commit not in gone] == [1, 3, 5, 7]
 
 
-def test_of_equally_good_commits_the_newer_is_kept() -> None:
+def test_of_two_equal_metrics_the_newer_commit_is_kept() -> None:
     history = [replace(a_commit(n), metrics={"loss": value}) for n, value in enumerate([0.5, 0.1, 0.1, 0.7, 0.9], 1)]
     gone = commits.commits_to_delete(history, Retention(1, None, 1, "loss", "min"))
     assert [commit.position for commit in gone] == [1, 2, 4]
 
 
-def test_parameters_that_are_not_finite_are_kept_and_others_not_mentioned() -> None:
+def test_commits_list_only_parameters_that_are_not_finite() -> None:
     commit = Commit(3, 1, 3, 3, 0, (SHARE,), 1000, 12.5, {"loss": 0.5}, ("model/w",))
     assert commits.decode(commits.encode(commit), 3) == commit
     assert b"not_finite" in commits.encode(commit)
@@ -188,7 +188,7 @@ def test_only_a_commit_that_needs_base_files_or_patches_is_of_a_newer_format() -
 @pytest.mark.parametrize(
     "bases", [("data/g000001-n000001-step000000010-ab/",), ("base/x/",), (BASE, BASE), (f"{BASE}x/",), (7,), ("base/",)]
 )
-def test_what_is_no_folder_of_base_files_is_damage(bases: tuple[Any, ...]) -> None:
+def test_an_invalid_folder_of_base_files_is_damage(bases: tuple[Any, ...]) -> None:
     with pytest.raises(DamagedError):
         commits.decode(commits.encode(replace(a_commit(1), bases=bases)), 1)
 
@@ -212,7 +212,7 @@ def test_keys_of_tables_and_patches() -> None:
     assert len({commits.run_of(commits.folder_of(key)) for key in (SHARE.key, table, patch)}) == 1
 
 
-def test_versions_without_patches_take_these_for_those_of_others_and_delete_none() -> None:
+def test_older_versions_do_not_delete_patches() -> None:
     theirs = re.compile(r"(?:data/|base/)g(\d{6,18})-n(\d{6,18})-step(\d{9,18})-([^/]+)/", re.ASCII)
     assert not theirs.fullmatch(commits.folder_of(commits.patch_key(SHARE.key)))
     assert theirs.fullmatch(commits.folder_of(commits.table_key(SHARE.key)))

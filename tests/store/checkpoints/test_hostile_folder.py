@@ -1,4 +1,4 @@
-"""A folder in which somebody has put what is no file, or a link to elsewhere: refused, and nothing else is hurt."""
+"""A folder that contains links or other objects in place of files: they are refused, and nothing else is affected."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def found(tmp_path: Path) -> list[Commit]:
 
 @pytest.mark.parametrize("bad", BAD)
 @pytest.mark.parametrize("kind", ["entry", "document", "tensors"])
-def test_one_bad_commit_hides_no_other(tmp_path: Path, found: list[Commit], bad: str, kind: str) -> None:
+def test_a_bad_commit_hides_no_other(tmp_path: Path, found: list[Commit], bad: str, kind: str) -> None:
     storage, (victim, *others) = LocalStorage(tmp_path), found
     document = victim.shares[0].key
     keys = {"entry": entries.key_of(victim.position), "document": document, "tensors": entries.tensors_key(document)}
@@ -97,7 +97,7 @@ def test_nothing_is_deleted_through_a_link(tmp_path: Path, found: list[Commit]) 
 
 
 def link_to_elsewhere(tmp_path: Path, name: str) -> Path:
-    """Have a folder of the storage lie elsewhere; returns where."""
+    """Replace a folder of the storage by a link; return its target."""
     outside = tmp_path.with_name(f"{tmp_path.name}-{name}")
     (tmp_path / name).rename(outside)
     (tmp_path / name).symlink_to(outside)
@@ -105,7 +105,7 @@ def link_to_elsewhere(tmp_path: Path, name: str) -> Path:
 
 
 @pytest.mark.parametrize("names", [("data",), ("journal",), ("data", "journal")])
-def test_a_folder_may_be_a_link_of_ones_own(tmp_path: Path, found: list[Commit], names: tuple[str, ...]) -> None:
+def test_a_link_of_the_user_is_followed(tmp_path: Path, found: list[Commit], names: tuple[str, ...]) -> None:
     storage, before = LocalStorage(tmp_path), sorted(all_keys(LocalStorage(tmp_path), ""))
     for name in names:
         link_to_elsewhere(tmp_path, name)
@@ -120,9 +120,9 @@ def test_a_folder_may_be_a_link_of_ones_own(tmp_path: Path, found: list[Commit],
     assert steps(storage) == []
 
 
-@pytest.mark.needs("root")  # to give a link away
+@pytest.mark.needs("root")  # to change the owner of a link
 @pytest.mark.parametrize("name", ["data", "journal"])
-def test_nothing_is_deleted_through_a_link_of_somebody_else(tmp_path: Path, found: list[Commit], name: str) -> None:
+def test_nothing_is_deleted_through_a_link_of_another_user(tmp_path: Path, found: list[Commit], name: str) -> None:
     """Nor is it claimed to be."""
     storage, outside = LocalStorage(tmp_path), link_to_elsewhere(tmp_path, name)
     os.chown(tmp_path / name, 65534, 65534, follow_symlinks=False)
@@ -139,7 +139,7 @@ def test_nothing_is_deleted_through_a_link_of_somebody_else(tmp_path: Path, foun
         repair.start_over(storage, CommitWriter.take_over(storage))
 
 
-def test_a_link_to_itself_is_no_folder(tmp_path: Path, found: list[Commit]) -> None:
+def test_a_link_to_itself_is_not_a_folder(tmp_path: Path, found: list[Commit]) -> None:
     (tmp_path / "rollbacks").symlink_to("rollbacks")
     (tmp_path / "more").symlink_to("data")
     (tmp_path / "data" / "again").symlink_to(tmp_path)
@@ -148,7 +148,7 @@ def test_a_link_to_itself_is_no_folder(tmp_path: Path, found: list[Commit]) -> N
     assert "more/again" in keys
 
 
-def test_folders_without_files_go(tmp_path: Path) -> None:
+def test_empty_folders_are_deleted(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path)
     folders = [tmp_path / "data" / name for name in ("g000001-n000004-step000000004-dead", "mnist")]
     for folder in folders:
@@ -157,7 +157,7 @@ def test_folders_without_files_go(tmp_path: Path) -> None:
     assert [folder.exists() for folder in folders] == [False, True]
 
 
-def test_a_checkpoint_that_may_be_neither_listed_nor_deleted_stops_no_run_and_keeps_no_other(
+def test_an_inaccessible_checkpoint_stops_neither_the_run_nor_retention(
     tmp_path: Path, found: list[Commit], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closed, scandir, unlink = tmp_path / found[-1].folder, os.scandir, Path.unlink

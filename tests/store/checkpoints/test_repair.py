@@ -1,4 +1,4 @@
-"""Journal entries that are lost or damaged are made again, out of what the shares say of themselves."""
+"""Lost or damaged journal entries are restored from the labels of shares."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def damage(storage: LocalStorage, found: Commit) -> None:
 
 
 def essence(found: Commit) -> Commit:
-    """What of a commit has to be as it was."""
+    """The fields of a commit that must be restored."""
     return replace(found, position=0, generation=0, number=0)
 
 
 @pytest.mark.parametrize("lost", [(3,), (1, 2, 3)])
-def test_the_newest_entries_are_made_again_at_the_next_start(storage: LocalStorage, lost: tuple[int, ...]) -> None:
+def test_lost_newest_entries_are_restored_at_the_next_start(storage: LocalStorage, lost: tuple[int, ...]) -> None:
     run = Owner(storage)
     found = {step: commit(storage, run, step) for step in (1, 2, 3)}
     storage.delete([entries.key_of(found[step].position) for step in lost])
@@ -57,7 +57,7 @@ def test_the_newest_entries_are_made_again_at_the_next_start(storage: LocalStora
 
 
 @pytest.mark.seeds(3)
-def test_damaged_entries_are_passed_over_and_replaced_where_they_were(
+def test_damaged_entries_are_skipped_and_replaced_in_place(
     storage: LocalStorage, seed: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     rng, found = random.Random(seed), list[Commit]()
@@ -73,7 +73,7 @@ def test_damaged_entries_are_passed_over_and_replaced_where_they_were(
     assert list(read_commits(storage)) == found[::-1]
 
 
-def test_the_whole_journal_is_made_again(storage: LocalStorage) -> None:
+def test_the_entire_journal_is_restored(storage: LocalStorage) -> None:
     run = Owner(storage)
     found = [journals.commit(storage, run, step) for step in (1, 2, 3)]
     storage.delete(list(all_keys(storage, entries.JOURNAL)))
@@ -81,8 +81,8 @@ def test_the_whole_journal_is_made_again(storage: LocalStorage) -> None:
     assert [essence(one) for one in read_commits(storage)] == [essence(one) for one in reversed(found)]
 
 
-def test_a_save_that_was_never_committed_is_not_now(storage: LocalStorage) -> None:
-    """Of a run that was killed, or fenced, right before its commit."""
+def test_an_uncommitted_save_is_not_restored(storage: LocalStorage) -> None:
+    """The run was killed, or fenced, right before its commit."""
     run = Owner(storage)
     commit(storage, run, 1)
     write_share(storage, share_key(run, 2))
@@ -109,7 +109,7 @@ def test_a_start_lists_the_data_twice(storage: LocalStorage, monkeypatch: pytest
     assert [prefix for prefix in listed if prefix != entries.JOURNAL] == [entries.DATA] * 2
 
 
-def test_what_has_been_deleted_stays_deleted(storage: LocalStorage) -> None:
+def test_deleted_commits_stay_deleted(storage: LocalStorage) -> None:
     run = Owner(storage)
     for step in range(1, 5):
         commit(storage, run, step)
@@ -119,7 +119,7 @@ def test_what_has_been_deleted_stays_deleted(storage: LocalStorage) -> None:
     assert steps(storage) == [4, 3, 1]
 
 
-def test_a_save_that_was_interrupted_or_is_damaged_is_not_committed(storage: LocalStorage) -> None:
+def test_interrupted_and_damaged_saves_are_not_restored(storage: LocalStorage) -> None:
     run = Owner(storage)
     commit(storage, run, 1)
     storage.put(entries.tensors_key(share_key(run, 2)), [b"its document is missing"])
@@ -135,8 +135,8 @@ def test_a_save_that_was_interrupted_or_is_damaged_is_not_committed(storage: Loc
 
 
 @pytest.mark.parametrize("base", [b"", b', "bases": [{"file": {"size_bytes": -1e999}}]'])
-def test_a_size_that_is_no_number_of_bytes_is_damage(storage: LocalStorage, base: bytes) -> None:
-    """JSON has larger numbers than any float, whose sum is none at all, and a forger a right seal."""
+def test_an_invalid_size_is_damage(storage: LocalStorage, base: bytes) -> None:
+    """JSON has larger numbers than any float, whose sum is not finite, and a forged document may have a valid seal."""
     key = share_key(Owner(storage), 1)
     write_share(storage, key)
     forged = re.sub(rb'"size_bytes": \d+', b'"size_bytes": 1e999', storage.get(key))
@@ -144,7 +144,7 @@ def test_a_size_that_is_no_number_of_bytes_is_damage(storage: LocalStorage, base
     assert len(repair.rebuild(storage, CommitWriter.take_over(storage)).rejected) == 1
 
 
-def test_no_sweep_takes_what_an_unreadable_entry_may_stand_for(storage: LocalStorage) -> None:
+def test_sweeps_keep_saves_that_an_unreadable_entry_may_stand_for(storage: LocalStorage) -> None:
     first = Owner(storage)
     found = [commit(storage, first, step) for step in (1, 2, 3)]
     damage(storage, found[1])
@@ -154,8 +154,10 @@ def test_no_sweep_takes_what_an_unreadable_entry_may_stand_for(storage: LocalSto
     assert steps(storage) == [4, 3, 2, 1]
 
 
-def test_no_sweep_takes_a_link_to_what_an_unreadable_entry_may_stand_for(storage: LocalStorage, tmp_path: Path) -> None:
-    """On a disk of its own, say: no listing looks into a link."""
+def test_sweeps_keep_links_to_saves_that_an_unreadable_entry_may_stand_for(
+    storage: LocalStorage, tmp_path: Path
+) -> None:
+    """For example a link to another disk: listings do not follow it."""
     found = commit(storage, Owner(storage), 1)
     folder = tmp_path / found.folder
     folder.rename(tmp_path / "elsewhere")
@@ -167,7 +169,7 @@ def test_no_sweep_takes_a_link_to_what_an_unreadable_entry_may_stand_for(storage
     verify.verify(storage, found, lambda count: None)
 
 
-def test_starting_over_leaves_nothing_but_who_was_there(storage: LocalStorage) -> None:
+def test_starting_over_deletes_all_saves_and_no_foreign_data(storage: LocalStorage) -> None:
     run = Owner(storage)
     for step in (1, 2):
         damage(storage, commit(storage, run, step))
@@ -181,9 +183,7 @@ def test_starting_over_leaves_nothing_but_who_was_there(storage: LocalStorage) -
 
 
 @pytest.mark.parametrize("tensors", [False, True])
-def test_starting_over_deletes_folders_in_the_place_of_files(
-    storage: LocalStorage, tmp_path: Path, tensors: bool
-) -> None:
+def test_starting_over_deletes_folders_in_place_of_files(storage: LocalStorage, tmp_path: Path, tensors: bool) -> None:
     run = Owner(storage)
     key = commit(storage, run, 1).shares[0].key
     path = tmp_path / (entries.tensors_key(key) if tensors else key)
@@ -196,8 +196,8 @@ def test_starting_over_deletes_folders_in_the_place_of_files(
     assert repair.find_traces(storage, writer.generation.position) == []
 
 
-def test_a_journal_that_was_put_back_costs_no_checkpoint_and_is_gone_on_from(storage: LocalStorage) -> None:
-    """As from a backup: what was committed since is listed again, and stays older than what comes behind it."""
+def test_a_journal_restored_from_a_backup_continues_without_losing_checkpoints(storage: LocalStorage) -> None:
+    """As from a backup: later commits are listed again, and stay older than those that follow."""
     runs = [Owner(storage) for _ in range(3)]
     commit(storage, runs[-1], 1)
     storage.delete([key for key in all_keys(storage, entries.JOURNAL) if key != entries.key_of(1)])
@@ -208,18 +208,18 @@ def test_a_journal_that_was_put_back_costs_no_checkpoint_and_is_gone_on_from(sto
         assert steps(storage) == list(range(step, 0, -1))
 
 
-def test_what_is_listed_is_not_listed_again_whatever_its_name_says(storage: LocalStorage) -> None:
+def test_listed_commits_are_not_listed_twice(storage: LocalStorage) -> None:
     first = Owner(storage)
     found = commit(storage, first, 1)
-    later = entries.save_folder(1, 0, 2, "ab12cd34")  # as from a version that began to count anew
+    later = entries.save_folder(1, 0, 2, "ab12cd34")  # as from a version that started to count from 0 again
     ref, size_bytes = write_share(storage, entries.share_key(later, 0, 1))
     first.append(replace(found, step=2, shares=(ref,), size_bytes=size_bytes))
     assert repair.rebuild(storage, CommitWriter.take_over(storage)).commits == ()
     assert steps(storage) == [2, 1]
 
 
-def test_an_entry_that_could_not_be_read_for_a_while_takes_no_data_along(storage: LocalStorage) -> None:
-    """It was made again meanwhile, as the newest."""
+def test_a_temporarily_unreadable_entry_loses_no_data(storage: LocalStorage) -> None:
+    """It was restored meanwhile, as the newest entry."""
     run = Owner(storage)
     found = commit(storage, run, 1)
     again = run.append(replace(found, step=1))

@@ -1,4 +1,4 @@
-"""What a run deletes: the commits it no longer keeps, and what killed runs have left."""
+"""What a run deletes: commits that it no longer keeps, and leftovers of killed runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def storage(tmp_path: Path) -> Storage:
     return LocalStorage(tmp_path)
 
 
-def test_an_older_run_can_neither_commit_nor_delete(storage: Storage) -> None:
+def test_a_fenced_run_can_neither_commit_nor_delete(storage: Storage) -> None:
     old = Owner(storage)
     for step in (1, 2, 3):
         commit(storage, old, step)
@@ -43,7 +43,7 @@ def test_an_older_run_can_neither_commit_nor_delete(storage: Storage) -> None:
     assert steps(storage) == [4, 3, 2, 1]
 
 
-def test_leftovers_of_killed_runs_are_swept_once_something_newer_is_committed(storage: Storage) -> None:
+def test_leftovers_of_killed_runs_are_swept_after_a_newer_commit(storage: Storage) -> None:
     storage.put("data/g000001-n000009-step000000009-dead/share-00000-of-00002.safetensors", [b"half"])
     storage.put("data/g000001-n000009-step000000009-dead/share-00001-of-00002.json.12ab.partial", [b"ha"])
     writer = Owner(storage)
@@ -53,7 +53,7 @@ def test_leftovers_of_killed_runs_are_swept_once_something_newer_is_committed(st
     assert {entries.folder_of(key) for key in all_keys(storage, entries.DATA)} == {newest.folder}
 
 
-def test_entries_that_killed_runs_were_at_are_swept_and_no_younger_ones(storage: Storage) -> None:
+def test_partial_entries_of_killed_runs_are_swept(storage: Storage) -> None:
     def partial(position: int) -> str:
         key = f"{entries.key_of(position)}.12ab34cd.partial"
         storage.put(key, [b'{"at":'])
@@ -70,7 +70,7 @@ def test_entries_that_killed_runs_were_at_are_swept_and_no_younger_ones(storage:
     assert steps(storage) == [2, 1]
 
 
-def test_what_no_save_has_made_is_never_deleted(storage: Storage) -> None:
+def test_foreign_objects_are_never_deleted(storage: Storage) -> None:
     theirs = ["data/mnist/train.bin", "data/labels.csv", "data/g1-n1-step1-x/y", "data/gallery/step1/image.png"]
     for key in theirs:
         storage.put(key, [b"somebody's data set"])
@@ -82,7 +82,7 @@ def test_what_no_save_has_made_is_never_deleted(storage: Storage) -> None:
     assert [key for key in all_keys(storage, entries.DATA) if not key.startswith("data/g000001-")] == sorted(theirs)
 
 
-def test_a_save_that_other_ranks_are_at_already_is_not_swept(storage: Storage) -> None:
+def test_a_save_in_flight_is_not_swept(storage: Storage) -> None:
     writer = Owner(storage)
     commit(storage, writer, 1)
     ahead = share_key(writer, 2)
@@ -95,11 +95,11 @@ def test_a_save_that_other_ranks_are_at_already_is_not_swept(storage: Storage) -
     assert ahead not in list(all_keys(storage, entries.DATA))
 
 
-def test_a_run_that_is_held_up_while_it_sweeps_deletes_nothing_of_a_younger_one(tmp_path: Path) -> None:
+def test_a_delayed_sweep_deletes_nothing_of_a_newer_run(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path)
 
     class HeldUp(LocalStorage):
-        """Who lists the data to sweep it is overtaken before the answer comes."""
+        """The run is fenced while it lists the data for its sweep."""
 
         sweeps = False
 
@@ -119,11 +119,11 @@ def test_a_run_that_is_held_up_while_it_sweeps_deletes_nothing_of_a_younger_one(
     assert {entries.folder_of(key) for key in all_keys(storage, entries.DATA)} == kept
 
 
-def test_a_run_that_is_held_up_while_it_retires_deletes_no_more_than_what_it_was_at(tmp_path: Path) -> None:
+def test_a_delayed_retention_stops_once_fenced(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path)
 
     class HeldUp(LocalStorage):
-        """Is overtaken while it deletes its first entry."""
+        """The run is fenced while it deletes its first entry."""
 
         overtaken = False
 
@@ -143,12 +143,12 @@ def test_a_run_that_is_held_up_while_it_retires_deletes_no_more_than_what_it_was
     assert len({entries.folder_of(key) for key in all_keys(storage, entries.DATA)}) == 5
 
 
-def test_a_run_that_is_slow_to_take_over_wins_over_one_that_goes_on_meanwhile(storage: Storage, tmp_path: Path) -> None:
+def test_a_slow_takeover_wins_over_a_run_that_continues_meanwhile(storage: Storage, tmp_path: Path) -> None:
     old = Owner(storage)
     commit(storage, old, 1)
 
     class Slow(LocalStorage):
-        """The first create takes so long that the position is taken, and freed again."""
+        """The first create takes so long that its position is used, and freed again."""
 
         waited = False
 
@@ -167,12 +167,12 @@ def test_a_run_that_is_slow_to_take_over_wins_over_one_that_goes_on_meanwhile(st
     assert steps(storage) == [5, 3]
 
 
-def test_an_entry_that_is_retired_while_it_is_looked_at_still_counts(storage: Storage, tmp_path: Path) -> None:
+def test_an_entry_deleted_while_it_is_read_still_counts(storage: Storage, tmp_path: Path) -> None:
     old = Owner(storage)
     commit(storage, old, 1)
 
     class Slow(LocalStorage):
-        """The newest entry goes away between the listing and its reading."""
+        """The newest entry is deleted between the listing and its read."""
 
         waited = False
 
@@ -190,7 +190,7 @@ def test_an_entry_that_is_retired_while_it_is_looked_at_still_counts(storage: St
     assert steps(storage) == [4, 2]
 
 
-def test_a_commit_that_was_written_and_never_confirmed_is_taken_in(storage: Storage, tmp_path: Path) -> None:
+def test_a_commit_whose_response_was_lost_is_recognized(storage: Storage, tmp_path: Path) -> None:
     class Silent(LocalStorage):
         """Writes the entry of step 2, and fails."""
 
@@ -212,7 +212,7 @@ def test_a_commit_that_was_written_and_never_confirmed_is_taken_in(storage: Stor
     assert {entries.folder_of(key) for key in all_keys(storage, entries.DATA)} == {third.folder}
 
 
-def test_nothing_goes_while_nothing_newer_is_whole(
+def test_nothing_is_deleted_while_no_newer_commit_is_intact(
     storage: Storage, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = Owner(storage)
@@ -233,7 +233,7 @@ def test_nothing_goes_while_nothing_newer_is_whole(
 
 
 @pytest.mark.parametrize("last", [1, 2, 3])
-def test_a_damaged_one_does_not_count_as_kept(storage: Storage, tmp_path: Path, last: int) -> None:
+def test_a_damaged_commit_does_not_count_as_kept(storage: Storage, tmp_path: Path, last: int) -> None:
     run = Owner(storage)
     found = [commit(storage, run, step) for step in range(1, 7)]
     for damaged in found[-2:]:
@@ -252,10 +252,10 @@ def test_a_damaged_one_does_not_count_as_kept(storage: Storage, tmp_path: Path, 
     st.integers(1, 3),
     st.randoms(use_true_random=False),
 )
-def test_the_newest_whole_one_always_stays(
+def test_the_newest_intact_commit_always_stays(
     tmp_path_factory: pytest.TempPathFactory, doings: list[str], last: int, rng: random.Random
 ) -> None:
-    """Whatever the storage makes of what was written ("lie"), or has kept so far ("rot")."""
+    """The storage damages objects when they are written ("lie"), or those that it holds ("rot")."""
     root = tmp_path_factory.mktemp("journal")
     storage = LocalStorage(root)
     run, whole = Owner(storage), dict[int, Commit]()
@@ -277,7 +277,7 @@ def test_the_newest_whole_one_always_stays(
             verify.verify(storage, whole[max(whole)], lambda count: None)
 
 
-def test_what_stays_is_read_once_as_long_as_it_stays(storage: Storage, tmp_path: Path) -> None:
+def test_each_kept_commit_is_verified_once(storage: Storage, tmp_path: Path) -> None:
     read: list[int] = []
 
     class Counting(LocalStorage):
@@ -296,7 +296,7 @@ def test_what_stays_is_read_once_as_long_as_it_stays(storage: Storage, tmp_path:
     assert read == [4, 7]
 
 
-def test_a_proof_that_is_given_up_deletes_nothing(storage: Storage) -> None:
+def test_an_interrupted_verification_deletes_nothing(storage: Storage) -> None:
     def give_up(count: int) -> None:
         raise StorageError("no time")
 
@@ -321,12 +321,12 @@ class Lagging(LocalStorage):
         return found
 
 
-def test_a_listing_that_lags_behind_costs_neither_the_newest_checkpoint_nor_the_run(tmp_path: Path) -> None:
+def test_a_stale_listing_loses_neither_the_newest_checkpoint_nor_the_run(tmp_path: Path) -> None:
     storage = Lagging(tmp_path)
     commit(storage, Owner(storage), 1)
     run = Owner(storage)
     found = commit(storage, run, 2)
-    storage.times = 1  # as what is there is looked at for the first time
+    storage.times = 1  # when existing commits are read for the first time
     run.retire(Retention(3))
     assert steps(storage) == [2, 1]
     verify.verify(storage, found, lambda count: None)
@@ -334,7 +334,7 @@ def test_a_listing_that_lags_behind_costs_neither_the_newest_checkpoint_nor_the_
     run.check_fence()
 
 
-def test_a_run_ends_where_its_journal_was_deleted_and_another_has_begun(storage: Storage) -> None:
+def test_a_run_ends_if_its_journal_was_deleted_and_another_run_has_started(storage: Storage) -> None:
     run = Owner(storage)
     for step in (1, 2, 3):
         commit(storage, run, step)
@@ -344,7 +344,7 @@ def test_a_run_ends_where_its_journal_was_deleted_and_another_has_begun(storage:
         run.check_fence()
 
 
-def test_a_run_whose_newest_entry_was_lost_by_the_storage_goes_on(storage: Storage) -> None:
+def test_a_run_continues_if_the_storage_loses_its_newest_entry(storage: Storage) -> None:
     run = Owner(storage)
     commit(storage, run, 1)
     lost = commit(storage, run, 2)
@@ -354,7 +354,7 @@ def test_a_run_whose_newest_entry_was_lost_by_the_storage_goes_on(storage: Stora
     assert steps(storage) == [3, 1]
 
 
-def test_a_run_whose_own_entries_are_all_damaged_goes_on_until_another_one_is_there(storage: Storage) -> None:
+def test_a_run_with_damaged_entries_continues_until_it_is_fenced(storage: Storage) -> None:
     CommitWriter.take_over(storage)
     run = Owner(storage)
     lost = commit(storage, run, 1)
@@ -367,7 +367,7 @@ def test_a_run_whose_own_entries_are_all_damaged_goes_on_until_another_one_is_th
         run.check_fence()
 
 
-def test_a_newer_run_at_the_position_of_a_lost_entry_still_counts(storage: Storage) -> None:
+def test_a_newer_run_at_the_position_of_a_lost_entry_is_noticed(storage: Storage) -> None:
     old = Owner(storage)
     lost = commit(storage, old, 1)
     storage.delete([entries.key_of(lost.position)])
@@ -377,7 +377,7 @@ def test_a_newer_run_at_the_position_of_a_lost_entry_still_counts(storage: Stora
     commit(storage, young, 2)
 
 
-def test_a_complete_save_stays_while_nothing_newer_is_proven(tmp_path: Path) -> None:
+def test_a_complete_save_stays_until_a_newer_one_is_verified(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path)
     commit(storage, Owner(storage), 1)
     killed = Owner(storage)
@@ -393,10 +393,8 @@ def test_a_complete_save_stays_while_nothing_newer_is_proven(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("stored", [b"torn", None])
-def test_nothing_goes_for_a_commit_whose_entry_the_storage_has_lost(
-    storage: LocalStorage, stored: bytes | None
-) -> None:
-    """The run knows it, and its data is whole; but nobody else would find it."""
+def test_nothing_is_deleted_for_a_commit_whose_entry_is_lost(storage: LocalStorage, stored: bytes | None) -> None:
+    """The run knows it, and its data is intact, but no other run would find it."""
     run = Owner(storage)
     commit(storage, run, 1)
     key = entries.key_of(commit(storage, run, 2).position)

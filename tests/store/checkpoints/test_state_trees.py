@@ -59,6 +59,6 @@ def test_tensors_are_named_by_their_path() -> None:
         {"$tensor": "x"},
     ],
 )
-def test_what_is_no_tree_is_damage(data: Any) -> None:
+def test_an_invalid_tree_is_damage(data: Any) -> None:
     with pytest.raises(DamagedError):
         decode({"part": [data]}, lambda name, kind: (name, kind))

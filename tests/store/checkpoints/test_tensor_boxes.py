@@ -1,4 +1,4 @@
-"""Boxes of tensors, beside torch's own slicing."""
+"""Boxes of tensors, compared with torch's own slicing."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def boxes_of(draw: st.DrawFn, shape: tuple[int, ...]) -> Box:
 
 @given(st.data(), shapes)
 @settings(max_examples=40)
-def test_an_overlap_is_what_both_have(data: st.DataObject, shape: tuple[int, ...]) -> None:
+def test_an_overlap_is_the_intersection(data: st.DataObject, shape: tuple[int, ...]) -> None:
     a, b = data.draw(boxes_of(shape)), data.draw(boxes_of(shape))
     both = tensor_boxes.overlap(a, b)
     assert (cells(both, shape) if both else set()) == cells(a, shape) & cells(b, shape)
@@ -43,7 +43,9 @@ def test_an_overlap_is_what_both_have(data: st.DataObject, shape: tuple[int, ...
 
 @given(shapes.filter(len), st.integers(1, 5), st.integers(1, 3), st.data())
 @settings(max_examples=40)
-def test_shards_are_torchs_chunks(shape: tuple[int, ...], first: int, second: int, data: st.DataObject) -> None:
+def test_shards_are_split_like_torch_chunk(
+    shape: tuple[int, ...], first: int, second: int, data: st.DataObject
+) -> None:
     dims = [data.draw(st.integers(0, len(shape) - 1)) for _ in range(2)]
     found: list[int] = []
     for i in range(first):
@@ -67,7 +69,7 @@ def test_cut_boxes_are_contiguous_and_complete(shape: tuple[int, ...], data: st.
 
 
 @pytest.mark.parametrize("rows", [0, 4, 5])
-def test_a_cut_that_leaves_nothing_is_refused(rows: int) -> None:
+def test_an_empty_cut_is_refused(rows: int) -> None:
     with pytest.raises(ValueError, match="rows"):
         tensor_boxes.cut(tensor_boxes.whole((1, 4)), rows)
 
@@ -94,7 +96,7 @@ def test_every_element_is_written_once_by_a_rank_that_holds_it(
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 7])
-def test_one_huge_tensor_is_not_one_ranks_work(world_size: int) -> None:
+def test_a_huge_tensor_is_shared_by_the_ranks(world_size: int) -> None:
     ranks = tuple(range(world_size))
     rows = 1000
     holdings = [
@@ -114,7 +116,7 @@ def test_small_tensors_stay_whole_and_are_balanced() -> None:
     assert [[box.shape for _, box in share] for share in shares] == [[(1000,), (1000,)]] * 4
 
 
-def test_who_has_more_of_its_own_gets_less_of_what_all_have() -> None:
+def test_ranks_with_more_of_their_own_get_less_of_the_rest() -> None:
     holdings = [Holding("own", tensor_boxes.whole((10,)), 10 << 20, (0,))]
     holdings += [Holding(str(number), tensor_boxes.whole((2, 2)), 1 << 20, (0, 1)) for number in range(20)]
     first, second = tensor_boxes.share_out(holdings, 2)

@@ -1,4 +1,4 @@
-"""The tensor file's layout, beside the reference implementation of the format."""
+"""The tensor file's layout, compared with the reference implementation of the format."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def a_file(table: dict[str, torch.Tensor]) -> tuple[tensor_files.Layout, torch.T
 
 @given(tables)
 @settings(max_examples=30)
-def test_tensors_survive_bit_by_bit(table: dict[str, torch.Tensor]) -> None:
+def test_tensors_survive_exactly(table: dict[str, torch.Tensor]) -> None:
     layout, data = a_file(table)
     assert layout.starts.keys() == table.keys()
     for name, tensor in table.items():
@@ -43,7 +43,7 @@ def test_tensors_survive_bit_by_bit(table: dict[str, torch.Tensor]) -> None:
 
 @given(tables, st.data())
 @settings(max_examples=30)
-def test_a_header_is_of_its_own_tensors_only(table: dict[str, torch.Tensor], data: st.DataObject) -> None:
+def test_a_header_matches_only_its_own_tensors(table: dict[str, torch.Tensor], data: st.DataObject) -> None:
     layout = tensor_files.lay_out(types_of(table))
     places: dict[int, list[TensorType]] = {}
     for name, kind in types_of(table).items():
@@ -74,7 +74,7 @@ def test_every_tensor_is_aligned_to_its_elements() -> None:
     assert all(layout.starts[name] % tensor.element_size() == 0 for name, tensor in table.items())
 
 
-def test_dtypes_are_as_large_as_torchs() -> None:
+def test_dtypes_have_the_sizes_of_torchs() -> None:
     for name, dtype in tensor_files.DTYPES.items():
         kind = tree.DTYPES[name]
         assert str(kind) == f"torch.{name}"

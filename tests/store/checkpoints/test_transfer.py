@@ -1,4 +1,4 @@
-"""Checkpoints copied between storages: whole, continued where a copy stopped, and nobody commits behind them."""
+"""Checkpoints copied between storages: intact, continued where a copy stopped, and the source is closed."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def load_of(storage: Storage) -> CheckpointObjects:
 
 
 def restored_at(storage: Storage) -> tuple[int, object]:
-    """What a job that begins there goes on from, and saves at once."""
+    """Start a job there: return what it resumes from; it saves immediately."""
     checkpoints = Checkpointer(storage)
     found = checkpoints.restore()
     assert found is not None
@@ -55,7 +55,7 @@ def restored_at(storage: Storage) -> tuple[int, object]:
     return found.commit.step, found.state["model"]
 
 
-def test_from_place_to_place_every_bit_arrives(tmp_path: Path, s3: Cloud, gs: Cloud) -> None:
+def test_every_byte_arrives_between_all_kinds_of_storage(tmp_path: Path, s3: Cloud, gs: Cloud) -> None:
     begin, _ = saved(tmp_path / "a", steps=2)
     places: list[Storage] = [begin, s3.open(), gs.open(), LocalStorage(tmp_path / "b")]
     for source, target in itertools.pairwise(places):
@@ -72,7 +72,7 @@ def test_from_place_to_place_every_bit_arrives(tmp_path: Path, s3: Cloud, gs: Cl
     assert [entry.step for _, entry in read_entries(places[-1]) if isinstance(entry, Commit)] == [3, 2]
 
 
-def test_within_a_cloud_the_service_copies(tmp_path: Path, cloud: Cloud) -> None:
+def test_within_one_service_the_service_copies(tmp_path: Path, cloud: Cloud) -> None:
     folder, _ = saved(tmp_path / "a")
     copy_checkpoint(folder, cloud.open(), load_of(folder))
     source, target = cloud.open(), storages.open(cloud.gate.url(f"moved/{tmp_path.name}"), QUICK)
@@ -86,7 +86,7 @@ def test_within_a_cloud_the_service_copies(tmp_path: Path, cloud: Cloud) -> None
     verify.verify(target, load.commit, lambda count: None)
 
 
-def test_where_the_service_will_not_copy_the_bytes_go_the_long_way(tmp_path: Path, cloud: Cloud) -> None:
+def test_if_the_service_does_not_copy_the_bytes_are_transferred(tmp_path: Path, cloud: Cloud) -> None:
     folder, _ = saved(tmp_path / "a")
     copy_checkpoint(folder, cloud.open(), load_of(folder))
     target = storages.open(cloud.gate.url(f"refused/{tmp_path.name}"), QUICK)
@@ -101,14 +101,14 @@ def test_where_the_service_will_not_copy_the_bytes_go_the_long_way(tmp_path: Pat
     verify.verify(target, load.commit, lambda count: None)
 
 
-def test_a_folder_without_a_checkpoint_has_nothing_to_copy(tmp_path: Path) -> None:
+def test_a_storage_without_a_checkpoint_has_nothing_to_copy(tmp_path: Path) -> None:
     assert find_newest(LocalStorage(tmp_path)) is None
     storage, found = saved(tmp_path / "a", steps=2)
     damage(tmp_path / "a", found[0], ".json", 5)
     assert load_of(storage).commit.step == 1
 
 
-def test_a_failure_leaves_nothing_committed_and_the_next_try_goes_on(tmp_path: Path, cloud: Cloud) -> None:
+def test_a_failed_copy_commits_nothing_and_the_next_try_continues(tmp_path: Path, cloud: Cloud) -> None:
     source, _ = saved(tmp_path / "a")
     load, target = load_of(source), cloud.open()
     part = "share" if cloud.gate.scheme == "s3" else "upload"
@@ -123,7 +123,7 @@ def test_a_failure_leaves_nothing_committed_and_the_next_try_goes_on(tmp_path: P
     assert restored_at(target)[0] == 1
 
 
-def test_killed_in_the_middle_it_is_taken_up_where_it_was(tmp_path: Path, s3: Cloud, gs: Cloud) -> None:
+def test_a_killed_copy_continues_where_it_stopped(tmp_path: Path, s3: Cloud, gs: Cloud) -> None:
     folder, _ = saved(tmp_path / "a")
     copy_checkpoint(folder, s3.open(), load_of(folder))
     hanging = threading.Event()
@@ -147,14 +147,14 @@ def test_killed_in_the_middle_it_is_taken_up_where_it_was(tmp_path: Path, s3: Cl
     assert list(read_commits(target)) == []
     load = load_of(s3.open())
     carried = copy_checkpoint(s3.open(), target, load)
-    # What hung had been carried out: two objects were there, in full.
+    # The requests that hung had been carried out: two complete objects existed.
     assert carried == CopyResult(len(load.objects) - 2, 2)
     step, state = restored_at(target)
     assert (step, same(state, model_state())) == (1, True)
 
 
 @pytest.mark.parametrize("how", ["flipped", "shortened", "lengthened"])
-def test_what_an_earlier_try_left_damaged_is_sent_again(tmp_path: Path, how: str) -> None:
+def test_damaged_objects_of_an_earlier_try_are_sent_again(tmp_path: Path, how: str) -> None:
     source, _ = saved(tmp_path / "a")
     load, target = load_of(source), LocalStorage(tmp_path / "b")
     ref = load.objects[-1]
@@ -165,7 +165,7 @@ def test_what_an_earlier_try_left_damaged_is_sent_again(tmp_path: Path, how: str
     verify.verify(target, load.commit, lambda count: None)
 
 
-def test_a_damaged_source_is_not_carried(tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_not_copied(tmp_path: Path) -> None:
     source, found = saved(tmp_path / "a")
     load = load_of(source)
     damage(tmp_path / "a", found[0], ".safetensors", 7)
@@ -174,8 +174,8 @@ def test_a_damaged_source_is_not_carried(tmp_path: Path) -> None:
     assert not list((tmp_path / "b").rglob("journal/*"))
 
 
-def test_a_bit_that_turns_on_the_way_is_found(tmp_path: Path, s3: Cloud) -> None:
-    """The source's answer is damaged once: it is read again."""
+def test_a_bit_flipped_in_transit_is_detected(tmp_path: Path, s3: Cloud) -> None:
+    """One response of the source is damaged, and the object is read again."""
     folder, _ = saved(tmp_path / "a")
     copy_checkpoint(folder, s3.open(), load_of(folder))
     load = load_of(s3.open())
@@ -185,15 +185,15 @@ def test_a_bit_that_turns_on_the_way_is_found(tmp_path: Path, s3: Cloud) -> None
     verify.verify(target, load.commit, lambda count: None)
 
 
-def test_where_a_run_has_been_nothing_is_carried(tmp_path: Path) -> None:
+def test_a_used_target_is_refused(tmp_path: Path) -> None:
     source, _ = saved(tmp_path / "a")
     target, _ = saved(tmp_path / "b")
     with pytest.raises(StorageError, match="a job has been running there"):
         copy_checkpoint(source, target, load_of(source))
 
 
-def test_a_second_copy_after_more_training_adds_to_the_first(tmp_path: Path) -> None:
-    """The first move failed behind the copy, the job went on where it was, and is moved again."""
+def test_a_second_copy_adds_to_the_first(tmp_path: Path) -> None:
+    """The first move failed after the copy; the job continued in its old place and is moved again."""
     source, _ = saved(tmp_path / "a")
     target = LocalStorage(tmp_path / "b")
     copy_checkpoint(source, target, load_of(source))
@@ -214,7 +214,7 @@ def test_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     commit = CommitWriter.take_over(source).append(Commit(0, 1, 0, 1, 0, tuple(refs), 4 * len(data)))
     del data
     peaks_bytes = []
-    for number in range(3):  # threads that other tests have left allocate as well
+    for number in range(3):  # threads of other tests may allocate memory too
         tracemalloc.start()
         try:
             copy_checkpoint(source, LocalStorage(tmp_path / f"b{number}"), CheckpointObjects(commit, commit.shares))
@@ -224,7 +224,7 @@ def test_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert min(peaks_bytes) < (transfer.AT_ONCE + 2) << 20
 
 
-def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, _ = saved(tmp_path / "a")
     load = load_of(source)
     monkeypatch.setattr(transfer, "SMALL_BYTES", 1024)
@@ -237,7 +237,7 @@ def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 # The end of a journal.
 
 
-def test_nobody_commits_or_takes_over_behind_a_move(tmp_path: Path) -> None:
+def test_after_a_move_no_run_can_commit_or_take_over(tmp_path: Path) -> None:
     storage, (commit,) = saved(tmp_path / "a")
     zombie = CommitWriter.take_over(storage)
     mover = CommitWriter.take_over(storage)
@@ -250,10 +250,10 @@ def test_nobody_commits_or_takes_over_behind_a_move(tmp_path: Path) -> None:
         CommitWriter.take_over(storage)
     with pytest.raises(FencedError):
         Checkpointer(storage)
-    assert [found.step for found in read_commits(storage)] == [1]  # to be read all the same
+    assert [found.step for found in read_commits(storage)] == [1]  # it can still be read
 
 
-def test_who_was_overtaken_closes_nothing(tmp_path: Path) -> None:
+def test_a_fenced_run_cannot_close_the_journal(tmp_path: Path) -> None:
     storage, _ = saved(tmp_path / "a")
     mover = CommitWriter.take_over(storage)
     resumed = CommitWriter.take_over(storage)

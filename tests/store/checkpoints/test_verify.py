@@ -1,4 +1,4 @@
-"""Checkpoints from the outside: whole or damaged, and as one plain file."""
+"""Checkpoints are verified, and pulled as one plain file."""
 
 from __future__ import annotations
 
@@ -25,13 +25,11 @@ from tests.support.train.checkpoints import damage, gather_shares, model_state, 
 
 
 def ignore(count: int) -> None:
-    """Nobody watches."""
+    """Ignore the progress."""
 
 
 @pytest.mark.parametrize("chunk_bytes", [1 << 25, 1001])
-def test_a_pulled_file_has_every_bit_of_the_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk_bytes: int
-) -> None:
+def test_a_pulled_file_equals_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk_bytes: int) -> None:
     monkeypatch.setattr(verify, "CHUNK_BYTES", chunk_bytes)
     storage, (commit,) = saved(tmp_path / "state")
     read: list[int] = []
@@ -46,7 +44,7 @@ def test_a_pulled_file_has_every_bit_of_the_model(
     assert sum(read) == sum(path.stat().st_size for path in (tmp_path / "state" / commit.folder).glob("*.safetensors"))
 
 
-def test_another_part_is_pulled_by_its_paths(tmp_path: Path) -> None:
+def test_another_part_is_pulled_by_its_path(tmp_path: Path) -> None:
     storage, (commit,) = saved(tmp_path / "state")
     verify.pull(storage, commit, "optimizer", tmp_path / "o.safetensors", ignore)
     pulled = safetensors.torch.load_file(tmp_path / "o.safetensors")
@@ -73,10 +71,12 @@ def test_two_tensors_of_one_path_are_both_pulled(tmp_path: Path) -> None:
     assert list(safetensors.torch.load_file(tmp_path / "plain.safetensors")) == ["__metadata__~"]
 
 
-def test_a_flipped_bit_is_found_and_leaves_no_file(tmp_path: Path) -> None:
+def test_a_flipped_bit_is_detected_and_leaves_no_file(tmp_path: Path) -> None:
     storage, found = saved(tmp_path / "state", steps=2)
     damage(tmp_path / "state", found[0], ".safetensors", -20)
-    assert [finding.damage for finding in verify.findings(storage)] == ["", ""], "not at a glance"
+    assert [finding.damage for finding in verify.findings(storage)] == ["", ""], (
+        "the quick check does not read the data"
+    )
     verify.verify(storage, found[1], ignore)
     with pytest.raises(DamagedError, match="checksum does not match"):
         verify.verify(storage, found[0], ignore)
@@ -88,7 +88,7 @@ def test_a_flipped_bit_is_found_and_leaves_no_file(tmp_path: Path) -> None:
     assert target.read_text() == "the one before"
 
 
-def test_damage_on_the_way_is_read_once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damage_in_transit_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     storage, (commit,) = saved(tmp_path / "state")
     read_into, calls = LocalStorage.read_into, list[str]()
 
@@ -104,7 +104,7 @@ def test_damage_on_the_way_is_read_once_more(tmp_path: Path, monkeypatch: pytest
     assert torch.equal(safetensors.torch.load_file(tmp_path / "model.safetensors")["large"], model_state()["large"])
 
 
-def test_a_glance_sees_what_is_missing_or_cut_short(tmp_path: Path) -> None:
+def test_a_quick_check_detects_missing_and_truncated_objects(tmp_path: Path) -> None:
     storage, found = saved(tmp_path, steps=3)
     damage(tmp_path, found[0], ".json", 5)
     file = next((tmp_path / found[1].folder).glob("*.safetensors"))
@@ -119,7 +119,7 @@ def test_a_glance_sees_what_is_missing_or_cut_short(tmp_path: Path) -> None:
         verify.verify(storage, found[2], ignore)
 
 
-def test_a_damaged_entry_of_the_journal_is_a_finding(tmp_path: Path) -> None:
+def test_a_damaged_journal_entry_is_a_finding(tmp_path: Path) -> None:
     storage, found = saved(tmp_path, steps=2)
     entry = next(path for path in sorted((tmp_path / "journal").iterdir()))
     entry.write_bytes(b"{}")
@@ -130,7 +130,7 @@ def test_a_damaged_entry_of_the_journal_is_a_finding(tmp_path: Path) -> None:
 
 
 def boxes_of(shape: tuple[int, ...]) -> st.SearchStrategy[Box]:
-    """Boxes in a tensor, with an element at least."""
+    """Boxes in a tensor, with at least one element."""
     spans = [
         st.integers(0, n - 1).flatmap(lambda at, n=n: st.tuples(st.just(at), st.integers(1, n - at))) for n in shape
     ]
@@ -139,7 +139,7 @@ def boxes_of(shape: tuple[int, ...]) -> st.SearchStrategy[Box]:
 
 @given(st.data(), st.integers(1, 40))
 @settings(max_examples=40)
-def test_a_box_lands_where_it_belongs(data: st.DataObject, chunk: int) -> None:
+def test_a_box_is_written_to_its_place(data: st.DataObject, chunk: int) -> None:
     shape = tuple(data.draw(st.lists(st.integers(1, 5), max_size=4)))
     box = data.draw(boxes_of(shape))
     whole = np.arange(np.prod(shape, dtype=int), dtype=np.int16).reshape(shape)
@@ -156,7 +156,7 @@ def test_a_box_lands_where_it_belongs(data: st.DataObject, chunk: int) -> None:
     assert bytes(raw) == target.tobytes()
 
 
-def test_a_tensor_that_is_cut_up_over_ranks_is_whole_again(tmp_path: Path) -> None:
+def test_a_sharded_tensor_is_assembled(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path / "state")
     seeded = torch.Generator().manual_seed(1)
     large = {
@@ -174,6 +174,6 @@ def test_a_tensor_that_is_cut_up_over_ranks_is_whole_again(tmp_path: Path) -> No
     assert all(torch.equal(pulled[name], tensor) for name, tensor in large.items())
 
 
-def test_it_takes_no_torch() -> None:
+def test_it_does_not_need_torch() -> None:
     probe = "import sys, elasticctl_store.checkpoints.verify; assert not {'torch', 'numpy'} & sys.modules.keys()"
     subprocess.run([sys.executable, "-c", probe], check=True)

@@ -1,4 +1,4 @@
-"""Bucket URLs: taken apart, shown again, and refused without repeating a secret."""
+"""Bucket URLs: parsed, formatted, and refused without showing a secret."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from elasticctl_store.storage import base
         ("s3://bkt?region=auto&endpoint=https%3A%2F%2Fr2", "bkt", "", {"region": "auto", "endpoint": "https://r2"}),
     ],
 )
-def test_a_url_is_taken_apart_and_put_together(url: str, bucket: str, prefix: str, options: dict[str, str]) -> None:
+def test_urls_are_parsed_and_formatted(url: str, bucket: str, prefix: str, options: dict[str, str]) -> None:
     place = base.parse(url, ("endpoint", "region"))
     assert (place.bucket, place.prefix, dict(place.options)) == (bucket, prefix, options)
     assert base.parse(place.url, ("endpoint", "region")) == place
@@ -37,7 +37,7 @@ names = st.text(st.characters(exclude_categories=["C", "Z"], exclude_characters=
     st.lists(names.filter(lambda name: name not in (".", "..")), max_size=3),
     st.dictionaries(st.just("region"), st.text(min_size=1, max_size=8)),
 )
-def test_what_a_location_is_shown_as_names_it(bucket: str, path: list[str], options: dict[str, str]) -> None:
+def test_the_shown_url_of_a_location_names_it(bucket: str, path: list[str], options: dict[str, str]) -> None:
     place = base.Location("s3", bucket, "".join(f"{name}/" for name in path), options)
     assert base.parse(place.url, ("endpoint", "region")) == place
 
@@ -64,7 +64,7 @@ def test_names_are_encoded_for_a_request() -> None:
         ("bkt/a?endpoint=", "must be an http or https URL"),
     ],
 )
-def test_a_wrong_url_is_refused_and_no_secret_repeated(rest: str, why: str) -> None:
+def test_an_invalid_url_is_refused_without_showing_secrets(rest: str, why: str) -> None:
     for scheme in ("s3", "gs"):
         with pytest.raises(StorageError, match=why) as refused:
             storages.open(f"{scheme}://{rest}")

@@ -1,4 +1,4 @@
-"""What all object stores have in common: bodies cut without a copy, and ranges that are looked at."""
+"""What all object stores have in common: bodies cut without a copy, and checked ranges."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from elasticctl_store.storage.http import HttpResponse
 
 @settings(max_examples=50)
 @given(st.lists(st.binary(max_size=9), max_size=5), st.integers(0, 50), st.integers(0, 50))
-def test_a_body_is_cut_like_its_bytes(parts: list[bytes], start: int, length: int) -> None:
+def test_cutting_a_body_cuts_its_bytes(parts: list[bytes], start: int, length: int) -> None:
     whole, cut = b"".join(parts), Body.of(parts).cut(start, start + length)
     assert b"".join(cut.views) == whole[start : start + length]
     assert cut.size_bytes == len(whole[start : start + length])
@@ -29,7 +29,7 @@ def test_a_body_is_cut_like_its_bytes(parts: list[bytes], start: int, length: in
         (416, "", 0, 0),
     ],
 )
-def test_a_range_tells_how_large_the_object_is(status: int, said: str, filled: int, total: int) -> None:
+def test_the_answer_to_a_range_has_the_size_of_the_object(status: int, said: str, filled: int, total: int) -> None:
     answer = HttpResponse(status, {"content-range": said}, b"", filled)
     assert total_bytes(answer, 10, memoryview(bytearray(5))) == total
 
@@ -38,6 +38,6 @@ def test_a_range_tells_how_large_the_object_is(status: int, said: str, filled: i
     ("status", "said", "filled"),
     [(200, "", 5), (206, "", 5), (206, "bytes 0-4/100", 5), (206, "bytes 10-12/100", 3), (206, "bytes 10-14/*", 5)],
 )
-def test_another_range_than_was_asked_for_is_refused(status: int, said: str, filled: int) -> None:
+def test_a_wrong_range_is_refused(status: int, said: str, filled: int) -> None:
     with pytest.raises(StorageError, match="does not answer range requests as HTTP requires"):
         total_bytes(HttpResponse(status, {"content-range": said}, b"", filled), 10, memoryview(bytearray(5)))

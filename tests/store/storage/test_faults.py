@@ -1,4 +1,4 @@
-"""What a network and a service can do to a request, done to every request of the cloud storages."""
+"""Faults of networks and services, applied to every request of the cloud storages."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FAULTS = {
     "slow": Fault(slow_s=0.002),
 }
 HASTY = replace(QUICK, silence_s=0.5, tries=100)
-"""For servers that are silent; all are so now and then that have to wait for their processor."""
+"""The timeout for silent servers; on a busy machine, every server is silent now and then."""
 
 
 @pytest.fixture(params=FAULTS)
@@ -42,7 +42,7 @@ def fault(request: pytest.FixtureRequest) -> Fault:
     return FAULTS[request.param]
 
 
-def test_no_fault_changes_what_a_storage_does(cloud: Cloud, fault: Fault) -> None:
+def test_faults_do_not_change_the_results_of_a_storage(cloud: Cloud, fault: Fault) -> None:
     storage, gate = cloud.open(HASTY if fault.hang else QUICK), cloud.gate
     body = random.Random(0).randbytes(10_000)
     gate.faults = first(fault)
@@ -65,7 +65,7 @@ def test_no_fault_changes_what_a_storage_does(cloud: Cloud, fault: Fault) -> Non
     assert storage.list("") == ["journal/b"]
 
 
-def test_a_bit_flipped_on_its_way_back_is_noticed(cloud: Cloud) -> None:
+def test_a_bit_flipped_in_a_response_is_detected(cloud: Cloud) -> None:
     storage = cloud.open()
     storage.put("journal/a", [b"an entry"], if_absent=True)
     cloud.gate.faults = first(Fault(flip="answer"))
@@ -81,11 +81,11 @@ LIES = (
     b'{"items": [{"name": "of-somebody-else"}]}',
     b"<ListBucketResult><KeyCount>2</KeyCount><IsTruncated>false</IsTruncated></ListBucketResult>",
 )
-"""No listing, one that is cut short, and listings of something else."""
+"""An invalid listing, a truncated one, and listings of other prefixes."""
 
 
 def lies(cloud: Cloud, monkeypatch: pytest.MonkeyPatch, answers: Iterable[bytes]) -> None:
-    """Have the next reads answered with these bodies, and status 200 or 206."""
+    """Answer the next reads with these bodies, and status 200 or 206."""
     plain, waiting = cloud.gate.pass_on, iter(answers)
 
     def pass_on(seen: Seen, body: bytes) -> Reply:
@@ -95,7 +95,7 @@ def lies(cloud: Cloud, monkeypatch: pytest.MonkeyPatch, answers: Iterable[bytes]
     monkeypatch.setattr(cloud.gate, "pass_on", pass_on)
 
 
-def test_an_answer_that_contradicts_itself_is_asked_for_again(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_inconsistent_response_is_requested_again(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
     storage = cloud.open()
     storage.put("data/a", [b"what is there"])
     for lie in LIES:
@@ -110,11 +110,11 @@ def test_an_answer_that_contradicts_itself_is_asked_for_again(cloud: Cloud, monk
 
 
 STRANGE = LIES[:3]
-"""Bodies of responses that a proxy sends with status 200 in the service's place."""
+"""Bodies of responses that a proxy sends with status 200 instead of the service."""
 
 
 def replace_answers_to_writes(cloud: Cloud, monkeypatch: pytest.MonkeyPatch, answers: Iterable[bytes]) -> None:
-    """Have the next writes answered with status 200 and these bodies, and not carried out."""
+    """Answer the next writes with status 200 and these bodies, without carrying them out."""
     plain, waiting = cloud.gate.pass_on, iter(answers)
 
     def pass_on(seen: Seen, body: bytes) -> Reply:
@@ -126,7 +126,7 @@ def replace_answers_to_writes(cloud: Cloud, monkeypatch: pytest.MonkeyPatch, ans
 
 @pytest.mark.parametrize("part_bytes", [4, 1 << 20], ids=["in parts", "in one"])
 @pytest.mark.parametrize("if_absent", [False, True])
-def test_a_write_that_something_else_answers_is_sent_again_and_an_error_in_the_end(
+def test_a_write_answered_by_something_else_is_retried_and_then_an_error(
     cloud: Cloud, if_absent: bool, part_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(s3, "PART_BYTES", part_bytes)
@@ -140,7 +140,7 @@ def test_a_write_that_something_else_answers_is_sent_again_and_an_error_in_the_e
         storage.put("data/b", [b"what is there"], if_absent=if_absent)
 
 
-def test_a_listing_that_is_never_one_is_an_error_not_an_empty_storage(
+def test_an_invalid_listing_is_an_error_rather_than_an_empty_storage(
     cloud: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     storage = cloud.open()
@@ -151,7 +151,7 @@ def test_a_listing_that_is_never_one_is_an_error_not_an_empty_storage(
             storage.list("data/")
 
 
-def test_what_is_larger_than_anything_of_ours_is_not_read(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_objects_that_are_too_large_are_not_read(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
     storage = cloud.open()
     storage.put(entries.key_of(1), [b"x" * 4096])
     monkeypatch.setattr(base, "MOST_ENTRY_BYTES", 4095)
@@ -162,14 +162,14 @@ def test_what_is_larger_than_anything_of_ours_is_not_read(cloud: Cloud, monkeypa
     assert len(storage.get(entries.key_of(1))) == 4096
 
 
-def test_what_was_stored_is_compared_with_what_was_sent(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The service says with the first answer that it has stored something else."""
+def test_stored_checksums_are_compared_with_those_sent(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first response says that something else was stored."""
     storage, plain = cloud.open(), cloud.gate.pass_on
-    told = iter(["AAAAAA=="])
+    checksums = iter(["AAAAAA=="])
 
     def pass_on(seen: Seen, body: bytes) -> Reply:
         reply = plain(seen, body)
-        wrong = next(told, "") if seen.method in ("PUT", "POST") else ""
+        wrong = next(checksums, "") if seen.method in ("PUT", "POST") else ""
         if wrong and cloud.gate.scheme == "s3":
             kept = [(name, value) for name, value in reply.headers if name.lower() != "x-amz-checksum-crc32"]
             return replace(reply, headers=[*kept, ("x-amz-checksum-crc32", wrong)])
@@ -181,7 +181,7 @@ def test_what_was_stored_is_compared_with_what_was_sent(cloud: Cloud, monkeypatc
 
 
 @pytest.mark.parametrize("lost", [Fault(lose="after"), Fault(hang=True)], ids=["reset", "timeout"])
-def test_a_create_that_worked_without_telling_is_read_back(cloud: Cloud, lost: Fault) -> None:
+def test_a_create_whose_response_was_lost_is_read_back(cloud: Cloud, lost: Fault) -> None:
     storage = cloud.open(HASTY if lost.hang else QUICK)
     cloud.gate.faults = first(lost, times=2)
     storage.put("journal/1", [b"mine"], if_absent=True)
@@ -189,7 +189,7 @@ def test_a_create_that_worked_without_telling_is_read_back(cloud: Cloud, lost: F
     assert storage.list("journal/") == ["journal/1"]
 
 
-def test_a_create_that_lost_while_it_was_not_told_is_refused(cloud: Cloud) -> None:
+def test_a_create_that_lost_a_race_without_a_response_is_refused(cloud: Cloud) -> None:
     storage, other = cloud.open(), cloud.open()
     for taken in (b"him!", b"longer than mine", b""):
         other.put("journal/1", [taken])
@@ -199,7 +199,7 @@ def test_a_create_that_lost_while_it_was_not_told_is_refused(cloud: Cloud) -> No
         assert storage.get("journal/1") == taken
 
 
-def test_what_never_works_ends_in_an_error_that_tells(cloud: Cloud) -> None:
+def test_a_permanent_fault_ends_with_a_clear_error(cloud: Cloud) -> None:
     storage = cloud.open(replace(QUICK, tries=4))
     cloud.gate.faults = lambda seen: Fault(status=503, code="SlowDown")
     with pytest.raises(StorageError, match=r"cannot write data/a to .*: 503 SlowDown; tried 4 times in .* s; check"):
@@ -207,7 +207,7 @@ def test_what_never_works_ends_in_an_error_that_tells(cloud: Cloud) -> None:
     assert len(cloud.gate.seen) == 4
 
 
-def test_a_large_object_is_read_in_ranges_at_a_time_and_whole(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_object_is_read_in_parallel_ranges(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clouds, "RANGE_BYTES", 50_000)
     storage = cloud.open()
     body = random.Random(1).randbytes(100_005)
@@ -224,7 +224,7 @@ def test_a_large_object_is_read_in_ranges_at_a_time_and_whole(cloud: Cloud, monk
 
 
 def check(storage: Storage, acknowledged: list[int]) -> int:
-    """Resume as a new run would: whole, to the bit, and not older than what was acknowledged; returns the step."""
+    """Resume as a new run: exact, and not older than the last acknowledged save; return the step."""
     restored = Checkpointer(storage).restore()
     step = restored.commit.step if restored else 0
     assert step >= max(acknowledged, default=0)
@@ -244,14 +244,14 @@ def test_checkpoints_survive_faults_at_any_request(cloud: Cloud) -> None:
     assert check(cloud.open(HASTY), acknowledged) == 2
 
 
-def test_a_resume_over_a_noisy_line_is_not_an_older_one(cloud: Cloud) -> None:
+def test_a_noisy_connection_does_not_make_a_run_resume_from_an_older_checkpoint(cloud: Cloud) -> None:
     checkpoints = Checkpointer(cloud.open())
     for step in (1, 2):
         checkpoints.save(programs.state_of(step), Label(step))
         assert checkpoints.settle()
     objects = "/download/" if cloud.gate.scheme == "gs" else "/jobs/"
     for number in range(1, 6):
-        # A listing has no checksum: there, only TLS keeps a name from turning into another.
+        # A listing has no checksum: only TLS protects its names.
         cloud.gate.faults = first(Fault(flip="answer"), method="GET", part=objects, skip=number - 1)
         assert check(cloud.open(), [1, 2]) == 2
 

@@ -1,4 +1,4 @@
-"""GCS: the contract, tokens, and what its refusals are turned into."""
+"""GCS: the contract, tokens, and its refusals as errors."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def place_of(cloud: Cloud) -> base.Location:
     return base.parse(cloud.url, ("endpoint",))
 
 
-def test_what_is_written_is_what_googles_own_client_reads(gs: Cloud) -> None:
+def test_googles_own_client_reads_what_is_written(gs: Cloud) -> None:
     bucket = google_storage.Client(
         project="p",
         credentials=AnonymousCredentials(),  # type: ignore[no-untyped-call]
@@ -56,7 +56,7 @@ def test_what_is_written_is_what_googles_own_client_reads(gs: Cloud) -> None:
     assert gs.open().list("") == ["data/theirs", "data/ü +&"]
 
 
-def test_an_object_is_one_insert_with_its_checksum(gs: Cloud) -> None:
+def test_an_object_is_inserted_with_its_checksum(gs: Cloud) -> None:
     gs.gate.faults = first(Fault(flip="request"))
     gs.open().put("data/a", [b"one", b"two"], if_absent=True)
     assert [seen.target.partition("?")[2] for seen in gs.gate.seen] == ["uploadType=multipart&ifGenerationMatch=0"] * 2
@@ -64,7 +64,7 @@ def test_an_object_is_one_insert_with_its_checksum(gs: Cloud) -> None:
     assert gs.open().get("data/a") == b"onetwo"
 
 
-def test_an_empty_page_is_not_the_end(gs: Cloud) -> None:
+def test_an_empty_page_does_not_end_a_listing(gs: Cloud) -> None:
     gs.open().put("data/a", [b""])
     page = json.dumps({"nextPageToken": "t"})
     plain = gs.gate.pass_on
@@ -91,7 +91,7 @@ def test_the_endpoint_comes_from_the_url_or_the_emulators_variable(gs: Cloud, mo
 
 
 class TokenService(BaseHTTPRequestHandler):
-    """Hands out token-1, token-2, …, or refuses."""
+    """Returns token-1, token-2, …, or refuses."""
 
     given = 0
     refuse = False
@@ -108,7 +108,7 @@ class TokenService(BaseHTTPRequestHandler):
         self.wfile.write(json.dumps(body).encode())
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @pytest.fixture
@@ -129,7 +129,7 @@ def with_account(gs: Cloud) -> Iterator[Storage]:
         server.shutdown()
 
 
-def test_a_token_that_expires_in_mid_save_is_renewed_once(gs: Cloud, with_account: Storage) -> None:
+def test_a_token_that_expires_during_a_save_is_renewed_once(gs: Cloud, with_account: Storage) -> None:
     with_account.put("a", [b"x"])
     gs.gate.faults = lambda seen: (
         Fault(status=401, code="authError") if seen.headers["authorization"] == "Bearer token-1" else None
@@ -142,7 +142,7 @@ def test_a_token_that_expires_in_mid_save_is_renewed_once(gs: Cloud, with_accoun
     assert TokenService.given == 3
 
 
-def test_an_account_that_gets_no_token_is_told(gs: Cloud, with_account: Storage) -> None:
+def test_an_account_without_a_token_is_a_clear_error(gs: Cloud, with_account: Storage) -> None:
     TokenService.refuse = True
     with pytest.raises(StorageError, match=r"credentials give no token: .*account disabled.*FIX: renew them"):
         with_account.put("a", [b"x"])
@@ -154,7 +154,7 @@ def test_an_account_that_gets_no_token_is_told(gs: Cloud, with_account: Storage)
     [(None, True), (503, True), (404, False)],
     ids=["no answer", "busy", "no account"],
 )
-def test_a_machines_metadata_server_that_is_away_is_asked_again(
+def test_requests_to_an_unavailable_metadata_server_are_retried(
     gs: Cloud, monkeypatch: pytest.MonkeyPatch, answer: int | None, passing: bool
 ) -> None:
     asked = []
@@ -178,7 +178,7 @@ def test_a_machines_metadata_server_that_is_away_is_asked_again(
         assert len(asked) == 1
 
 
-def test_without_credentials_it_is_said_which_are_looked_for(
+def test_without_credentials_the_error_lists_their_sources(
     aws_keys: None, monkeypatch: pytest.MonkeyPatch, tmp_path: object
 ) -> None:
     for name in ("GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_CLOUD_PROJECT"):
@@ -216,13 +216,13 @@ def test_a_refusal_is_explained_in_one_line(gs: Cloud, status: int, code: str, w
     assert len(gs.gate.seen) == 1
 
 
-def test_too_many_requests_in_googles_older_words_are_tried_again(gs: Cloud) -> None:
+def test_older_rate_limit_errors_are_retried(gs: Cloud) -> None:
     gs.gate.faults = first(Fault(status=403, code="rateLimitExceeded"))
     gs.open().put("a", [b"x"])
     assert len(gs.gate.seen) == 2
 
 
-def test_a_bucket_that_is_not_there_is_said_so(gs: Cloud) -> None:
+def test_a_missing_bucket_is_named(gs: Cloud) -> None:
     storage = storages.open(gs.gate.url("x", bucket="no-such"), QUICK)
     for action in (lambda: storage.put("a", [b"x"]), lambda: storage.list("")):
         with pytest.raises(StorageError, match="there is no bucket 'no-such'"):
@@ -230,12 +230,12 @@ def test_a_bucket_that_is_not_there_is_said_so(gs: Cloud) -> None:
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"[]", b""])
-def test_an_endpoint_that_is_no_gcs_is_said_so(body: bytes) -> None:
+def test_an_endpoint_that_is_not_gcs_is_named(body: bytes) -> None:
     with pytest.raises(StorageError, match="something that is not GCS's JSON"):
         gcs_responses.parse(HttpResponse(200, {}, body))
 
 
-def test_without_googles_packages_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_googles_packages_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "elasticctl_store.storage.gcs")
     monkeypatch.setitem(sys.modules, "google_crc32c", None)
     with pytest.raises(

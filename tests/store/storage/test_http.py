@@ -26,7 +26,7 @@ from tests.support.waiting import wait_until
 
 @contextmanager
 def server(serve: Callable[[socket.socket], None], connections: int = 1) -> Iterator[str]:
-    """The origin of a server that calls `serve` with each of so many connections."""
+    """The origin of a server that calls `serve` with each of that many connections."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def accept() -> None:
@@ -45,7 +45,7 @@ def connect(origin: str, silence_s: float = 120.0) -> ConnectionPool:
     return ConnectionPool(origin, connect_s=120.0, silence_s=silence_s)
 
 
-def test_a_body_is_its_views_and_an_answer_goes_where_it_is_wanted() -> None:
+def test_bodies_are_sent_from_views_and_answers_read_into_them() -> None:
     requests: list[bytes] = []
 
     def serve(connection: socket.socket) -> None:
@@ -63,7 +63,7 @@ def test_a_body_is_its_views_and_an_answer_goes_where_it_is_wanted() -> None:
     assert requests[0].endswith(b"x-c: d\r\ncontent-length: 6\r\n\r\nonetwo")
 
 
-def test_what_is_moved_is_not_copied() -> None:
+def test_transfers_copy_no_bytes() -> None:
     size_bytes = 8 << 20
     scratch = memoryview(bytearray(1 << 20))
 
@@ -87,7 +87,7 @@ def test_what_is_moved_is_not_copied() -> None:
     assert peak_bytes < 1 << 20
 
 
-def test_a_connection_that_was_closed_while_idle_is_not_used() -> None:
+def test_a_closed_idle_connection_is_not_reused() -> None:
     closed = threading.Event()
 
     def serve(connection: socket.socket) -> None:
@@ -104,7 +104,7 @@ def test_a_connection_that_was_closed_while_idle_is_not_used() -> None:
         assert connections.exchange(HttpRequest("GET", "/")).status == 200
 
 
-def test_an_early_refusal_is_heard() -> None:
+def test_an_early_refusal_is_read() -> None:
     def serve(connection: socket.socket) -> None:
         connection.recv(1000)
         connection.sendall(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 2\r\nConnection: close\r\n\r\nno")
@@ -126,7 +126,7 @@ def test_an_early_refusal_is_heard() -> None:
         (b"garbage\r\n\r\n", "garbage"),
     ],
 )
-def test_half_an_answer_is_none(said: bytes, why: str) -> None:
+def test_a_truncated_answer_is_no_answer(said: bytes, why: str) -> None:
     def serve(connection: socket.socket) -> None:
         read_request(connection)
         connection.sendall(said)
@@ -137,7 +137,7 @@ def test_half_an_answer_is_none(said: bytes, why: str) -> None:
     assert not lost.value.final
 
 
-def test_silence_is_not_waited_for_for_ever() -> None:
+def test_silence_ends_with_a_timeout() -> None:
     over = threading.Event()
     with server(lambda connection: over.wait() and None) as origin:
         with pytest.raises(WireError, match="did not answer in time"):
@@ -145,7 +145,7 @@ def test_silence_is_not_waited_for_for_ever() -> None:
         over.set()
 
 
-def test_a_place_without_a_server_is_told_from_a_lost_answer() -> None:
+def test_a_missing_server_is_distinguished_from_a_lost_answer() -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     with pytest.raises(WireError, match="cannot connect: connection refused") as refused:
@@ -153,11 +153,11 @@ def test_a_place_without_a_server_is_told_from_a_lost_answer() -> None:
     assert not refused.value.sent
 
 
-def test_a_proxy_is_asked_for_a_tunnel(monkeypatch: pytest.MonkeyPatch) -> None:
-    heard: list[bytes] = []
+def test_a_proxy_is_used_with_a_tunnel(monkeypatch: pytest.MonkeyPatch) -> None:
+    received: list[bytes] = []
 
     def serve(connection: socket.socket) -> None:
-        heard.append(connection.recv(65536))
+        received.append(connection.recv(65536))
         connection.sendall(b"HTTP/1.1 403 Forbidden\r\n\r\n")
 
     with server(serve) as origin:
@@ -165,12 +165,12 @@ def test_a_proxy_is_asked_for_a_tunnel(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("NO_PROXY", "other.example")
         with pytest.raises(WireError, match="cannot connect: Tunnel connection failed: 403"):
             connect("https://bucket.example").exchange(HttpRequest("GET", "/"))
-    assert heard[0].startswith(b"CONNECT bucket.example:443 HTTP/1.")
-    assert b"Proxy-Authorization: Basic bWU6cGFzcyB3b3Jk\r\n" in heard[0]
+    assert received[0].startswith(b"CONNECT bucket.example:443 HTTP/1.")
+    assert b"Proxy-Authorization: Basic bWU6cGFzcyB3b3Jk\r\n" in received[0]
 
 
 def certificate(folder: Path) -> Path:
-    """A certificate for 127.0.0.1 that vouches for itself, with its key."""
+    """A self-signed certificate for 127.0.0.1, with its key."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "a test")])
     now = datetime.now(UTC)
@@ -186,7 +186,7 @@ def certificate(folder: Path) -> Path:
     return path
 
 
-def test_certificates_that_cannot_be_read_are_an_error_that_tells(tmp_path: Path) -> None:
+def test_unreadable_certificates_are_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "empty").write_text("")
     for name, why in (("none", "no such file"), ("empty", ".+")):
         with pytest.raises(StorageError, match=rf"cannot read the certificates in .*{name}: (?i:{why}).*FIX: correct"):
@@ -194,7 +194,7 @@ def test_certificates_that_cannot_be_read_are_an_error_that_tells(tmp_path: Path
     ConnectionPool("https://host", connect_s=120.0, silence_s=120.0, ca_file=str(tmp_path))
 
 
-def test_a_certificate_that_nobody_vouches_for_is_refused_for_good(tmp_path: Path) -> None:
+def test_an_untrusted_certificate_is_a_final_error(tmp_path: Path) -> None:
     path = certificate(tmp_path)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(path)

@@ -1,4 +1,4 @@
-"""When requests are tried again: for as long as patience lasts, with jitter, and as the server asks."""
+"""When requests are retried: within the limits, with jitter, and after the pause that a server requests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from elasticctl_store.storage.outages import Patience, Waiter
 
 
 class Script(ConnectionPool):
-    """Answers, or the lack of them, one after the other; the last one for ever."""
+    """Returns or raises the given answers in order, repeating the last one."""
 
     def __init__(self, *answers: HttpResponse | WireError) -> None:
         self.answers, self.sent = list(answers), 0
@@ -58,7 +58,7 @@ UNREACHED = WireError("cannot connect", sent=False)
 
 
 class Clock:
-    """Time that only what happens takes; `pauses` are those that were made."""
+    """A fake clock; `pauses` are the pauses so far."""
 
     def __init__(self) -> None:
         self.now_s, self.pauses = 1000.0, list[float]()
@@ -82,7 +82,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def call(script: Script, patience: Patience = Patience(), dialect: Plain | None = None) -> tuple[int, bool]:  # noqa: B008
-    """Status and unsure of a call."""
+    """Make a call; return its status and whether it is unsure."""
     caller = RetryingClient(script, dialect or Plain(), Waiter("s3://b", patience))
     reply = caller.call(HttpRequest("PUT", "/k"), "write k")
     return reply.answer.status, reply.unsure
@@ -91,47 +91,49 @@ def call(script: Script, patience: Patience = Patience(), dialect: Plain | None 
 @pytest.mark.parametrize(
     ("before", "unsure"), [(said(503), True), (said(429), False), (LOST, True), (UNREACHED, False)], ids=str
 )
-def test_what_may_have_been_done_is_remembered(before: HttpResponse | WireError, unsure: bool, clock: Clock) -> None:
+def test_a_request_that_may_have_been_carried_out_is_remembered(
+    before: HttpResponse | WireError, unsure: bool, clock: Clock
+) -> None:
     assert call(Script(before, said(200))) == (200, unsure)
     assert len(clock.pauses) == 1
 
 
-def test_a_final_answer_is_taken_at_once(clock: Clock) -> None:
+def test_a_final_answer_is_not_retried(clock: Clock) -> None:
     script = Script(said(404))
     assert call(script) == (404, False)
     assert (script.sent, clock.pauses) == (1, [])
 
 
 @pytest.mark.parametrize("judge", [s3_responses.judge, gcs_responses.judge], ids=["s3", "gs"])
-def test_what_a_service_or_its_proxy_cannot_do_now_is_tried_again(judge: Callable[[HttpResponse], Verdict]) -> None:
+def test_temporary_errors_of_services_and_proxies_are_retried(judge: Callable[[HttpResponse], Verdict]) -> None:
     for status in (429, 500, 503, 520, 522, 529, 530, 599):
         assert judge(said(status)) is Verdict.TEMPORARY, status
     for status in (200, 400, 403, 404, 412, 501, 505, 507):
         assert judge(said(status)) is Verdict.FINAL, status
 
 
-def test_pauses_grow_up_to_a_limit_and_are_drawn() -> None:
+def test_pauses_grow_up_to_a_limit_and_are_random() -> None:
     patience = Patience(first_pause_s=0.5, longest_pause_s=4.0)
     assert [patience.pause_s(tries, 1.0) for tries in range(1, 6)] == [0.5, 1.0, 2.0, 4.0, 4.0]
     assert patience.pause_s(3, 0.0) == 0.0
     assert patience.pause_s(3, 0.5) == 1.0
 
 
-def test_the_number_of_tries_is_bounded_if_asked_for() -> None:
+def test_the_number_of_tries_can_be_limited() -> None:
     script = Script(LOST)
     with pytest.raises(StorageError, match=r"cannot write k: reset; tried 5 times in \d s"):
         call(script, Patience(tries=5))
     assert script.sent == 5
 
 
-def test_what_a_server_asks_for_is_waited_for(clock: Clock) -> None:
+def test_the_pause_that_a_server_requests_is_kept(clock: Clock) -> None:
     later = email.utils.formatdate(time.time() + 7200, usegmt=True)
-    for asked, at_least in (("7", 7.0), (later, 3600.0), ("soon", 0.0)):  # a machine may be slow, but for no hour
+    for asked, at_least in (("7", 7.0), (later, 3600.0), ("soon", 0.0)):  # the tolerance is for a slow machine
         call(Script(said(503, **{"retry-after": asked}), said(200)), Patience(total_s=30_000.0))
         assert at_least <= clock.pauses[-1] <= 2 * at_least + 10
 
 
-def test_more_patience_than_there_is_is_not_waited_for() -> None:
+def test_a_requested_pause_beyond_the_time_limit_is_not_waited_for() -> None:
     script = Script(said(503, **{"retry-after": "1000"}))
     with pytest.raises(StorageError, match=r"503; tried once"):
         call(script, Patience(total_s=300.0))
@@ -149,11 +151,11 @@ class Slow(Script):
         return super().exchange(request)
 
 
-def test_patience_begins_with_the_first_failure(clock: Clock) -> None:
+def test_the_time_limit_counts_from_the_first_failure(clock: Clock) -> None:
     assert call(Slow(clock, LOST, said(200)), Patience(total_s=150.0))[0] == 200
 
 
-def test_patience_ends_however_slow_the_tries_are(clock: Clock) -> None:
+def test_the_time_limit_includes_slow_tries(clock: Clock) -> None:
     script = Slow(clock, LOST)
     with pytest.raises(StorageError, match=r"tried 3 times in 40\d s"):
         call(script, Patience(total_s=300.0))
@@ -161,7 +163,7 @@ def test_patience_ends_however_slow_the_tries_are(clock: Clock) -> None:
 
 
 class Outage(Script):
-    """A service that is away until `until_s`, and then gives `answer`."""
+    """A service that is away until `until_s`, and then returns `answer`."""
 
     def __init__(self, clock: Clock, until_s: float, away: HttpResponse | WireError, answer: HttpResponse) -> None:
         super().__init__(answer)
@@ -174,7 +176,7 @@ class Outage(Script):
 
 
 @pytest.mark.parametrize("away", [said(503, **{"retry-after": "3600"}), LOST], ids=["busy", "reset"])
-def test_an_outage_of_a_day_is_waited_for_and_its_end_is_noticed_soon(
+def test_a_request_outlasts_an_outage_of_a_day(
     away: HttpResponse | WireError, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
@@ -189,7 +191,7 @@ def test_an_outage_of_a_day_is_waited_for_and_its_end_is_noticed_soon(
     assert last.endswith(": over after 24h00m")
 
 
-def test_what_is_waited_for_can_be_asked_at_any_time(clock: Clock) -> None:
+def test_waits_report_their_reason_at_any_time(clock: Clock) -> None:
     waiter = Waiter("s3://b")
     assert waiter.waits.reason() == ""
     with waiter.request("write k") as tries, waiter.request("write l") as later:
@@ -200,7 +202,7 @@ def test_what_is_waited_for_can_be_asked_at_any_time(clock: Clock) -> None:
     assert waiter.waits.reason() == ""
 
 
-def test_what_passes_soon_is_not_spoken_of(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+def test_short_failures_are_not_logged(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     assert call(Script(said(503), said(503), said(200)))[0] == 200
     assert caplog.records == []
@@ -217,7 +219,7 @@ def test_credentials_that_expire_again_in_a_long_outage_are_renewed_again() -> N
     assert call(Script(said(401), said(503), said(401), said(200)))[0] == 200
 
 
-def test_who_renews_credentials_may_be_away_too(clock: Clock) -> None:
+def test_an_unavailable_source_of_credentials_is_retried(clock: Clock) -> None:
     class Away(Plain):
         def renew(self) -> None:
             super().renew()
@@ -228,15 +230,15 @@ def test_who_renews_credentials_may_be_away_too(clock: Clock) -> None:
     assert clock.now_s >= 4600
 
 
-def test_what_is_of_no_use_is_not_tried_again() -> None:
+def test_a_final_error_is_not_retried() -> None:
     script = Script(WireError("its certificate is not trusted", sent=False, final=True))
     with pytest.raises(StorageError, match="cannot write k: its certificate is not trusted"):
         call(script)
     assert script.sent == 1
 
 
-def test_a_retry_leaves_a_scripts_random_numbers_alone() -> None:
-    """A run that a storage has kept waiting computes what any other does."""
+def test_retries_do_not_use_the_scripts_random_numbers() -> None:
+    """A run that has waited for a storage computes the same as any other."""
     before = random.getstate()
     with Waiter("s3://bucket").request("ask") as tries:
         tries.failed("it does not answer")

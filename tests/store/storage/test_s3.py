@@ -1,4 +1,4 @@
-"""S3: the contract, uploads in parts, credentials, and what its refusals are turned into."""
+"""S3: the contract, uploads in parts, credentials, and its refusals as errors."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ class TestS3Storage(StorageContract):
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is tried with large objects is the same with small ones."""
+    """Use small parts, so that small objects are uploaded in several."""
     monkeypatch.setattr(s3_module, "PART_BYTES", PART_BYTES)
 
 
 @pytest.fixture
 def boto(s3: Cloud) -> Any:
-    """AWS's own client, past the gate's faults."""
+    """AWS's own client, without the gate's faults."""
     return boto3.client("s3", endpoint_url=f"http://127.0.0.1:{s3.gate._upstream}", region_name="us-east-1")
 
 
@@ -69,7 +69,7 @@ def read(storage: Storage, key: str, size_bytes: int) -> bytes:
     return bytes(into)
 
 
-def test_what_is_written_is_what_aws_own_client_reads(s3: Cloud, boto: Any) -> None:
+def test_awss_own_client_reads_what_is_written(s3: Cloud, boto: Any) -> None:
     s3.open().put("data/ü +&", [b"one", b"two"])
     assert boto.get_object(Bucket=servers.BUCKET, Key=name_of(s3, "data/ü +&"))["Body"].read() == b"onetwo"
     boto.put_object(Bucket=servers.BUCKET, Key=name_of(s3, "data/theirs"), Body=b"three")
@@ -78,7 +78,7 @@ def test_what_is_written_is_what_aws_own_client_reads(s3: Cloud, boto: Any) -> N
     assert s3.open().list("") == ["data/theirs", "data/ü +&"]
 
 
-def test_a_large_object_goes_in_parts_from_memory_and_is_checked(s3: Cloud, boto: Any) -> None:
+def test_a_large_object_is_uploaded_in_parts_and_verified(s3: Cloud, boto: Any) -> None:
     s3.gate.faults = first(Fault(flip="request"), part="partNumber=2")
     s3.open().put("data/large", [LARGE[:10], memoryview(LARGE)[10:]])
     sent = [seen for seen in s3.gate.seen if "partNumber" in seen.target]
@@ -89,7 +89,7 @@ def test_a_large_object_goes_in_parts_from_memory_and_is_checked(s3: Cloud, boto
 
 
 @pytest.mark.parametrize("refused", [{"part": "partNumber=2"}, COMPLETE], ids=["a part", "its end"])
-def test_an_upload_that_is_refused_is_aborted(s3: Cloud, boto: Any, refused: dict[str, str]) -> None:
+def test_a_refused_upload_is_aborted(s3: Cloud, boto: Any, refused: dict[str, str]) -> None:
     s3.gate.faults = first(Fault(status=403, code="AccessDenied"), **refused)
     with pytest.raises(StorageError, match=r"cannot write data/large to .*need s3:PutObject"):
         s3.open().put("data/large", [LARGE])
@@ -98,14 +98,14 @@ def test_an_upload_that_is_refused_is_aborted(s3: Cloud, boto: Any, refused: dic
 
 
 @pytest.mark.parametrize("if_absent", [False, True])
-def test_the_end_of_an_upload_that_worked_without_telling_is_found_out(s3: Cloud, boto: Any, if_absent: bool) -> None:
+def test_a_completed_upload_whose_response_was_lost_is_recognized(s3: Cloud, boto: Any, if_absent: bool) -> None:
     s3.gate.faults = first(Fault(lose="after"), **COMPLETE)
     s3.open().put("data/large", [LARGE], if_absent=if_absent)
     assert read(s3.open(), "data/large", len(LARGE)) == LARGE
     assert uploads(boto, s3) == []
 
 
-def test_a_large_object_is_created_only_if_it_is_not_there(s3: Cloud, boto: Any) -> None:
+def test_a_large_object_is_created_only_if_absent(s3: Cloud, boto: Any) -> None:
     s3.open().put("data/large", [b"small"])
     for fault in (None, Fault(lose="before")):
         s3.gate.faults = first(fault, **COMPLETE) if fault else lambda seen: None
@@ -115,13 +115,13 @@ def test_a_large_object_is_created_only_if_it_is_not_there(s3: Cloud, boto: Any)
     assert uploads(boto, s3) == []
 
 
-def test_an_error_behind_a_status_of_success_is_heard(s3: Cloud) -> None:
+def test_an_error_in_a_response_with_status_200_is_recognized(s3: Cloud) -> None:
     s3.gate.faults = first(Fault(status=200, code="InternalError"), **COMPLETE)
     s3.open().put("data/large", [LARGE])
     assert len([seen for seen in s3.gate.seen if seen.method == "POST" and "uploadId=" in seen.target]) == 2
 
 
-def test_uploads_of_killed_runs_are_aborted_by_the_next(s3: Cloud, boto: Any) -> None:
+def test_uploads_of_killed_runs_are_aborted_by_the_next_run(s3: Cloud, boto: Any) -> None:
     ours = entries.share_key(entries.save_folder(1, 1, 10, "ab12cd34"), 0, 1)
     for key in (ours, entries.tensors_key(ours), "data/imagenet/train.tar", "packs/of-a-workspace"):
         boto.create_multipart_upload(Bucket=servers.BUCKET, Key=name_of(s3, key))
@@ -134,7 +134,7 @@ def test_uploads_of_killed_runs_are_aborted_by_the_next(s3: Cloud, boto: Any) ->
     assert "of another job" in [upload["Key"] for upload in left]
 
 
-def test_a_run_that_may_not_see_uploads_runs_all_the_same(s3: Cloud) -> None:
+def test_a_run_without_permission_to_list_uploads_works(s3: Cloud) -> None:
     s3.gate.faults = first(Fault(status=403, code="AccessDenied"), part="?uploads")
     assert CommitWriter.take_over(s3.open()).generation.generation == 1
 
@@ -164,7 +164,7 @@ def test_the_endpoint_comes_from_the_url_or_the_environment(
     assert (signer.origin, signer.path) == (origin, path)
 
 
-def test_credentials_go_into_headers_that_no_log_shows(aws_keys: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_credentials_do_not_appear_in_logs(aws_keys: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SESSION_TOKEN", "a-token")
     signer = Signer(base.parse("s3://bkt/x?region=eu-west-1", ("endpoint", "region")))
     headers = signer.sign(HttpRequest("PUT", "/x", {"if-none-match": "*"}))
@@ -175,7 +175,7 @@ def test_credentials_go_into_headers_that_no_log_shows(aws_keys: None, monkeypat
     assert servers.KEYS["AWS_SECRET_ACCESS_KEY"] not in str(headers)
 
 
-def test_without_credentials_it_is_said_which_are_looked_for(s3: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_credentials_the_error_lists_their_sources(s3: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in servers.KEYS:
         monkeypatch.delenv(name)
     with pytest.raises(StorageError, match=r"no AWS credentials found. FIX: give the machine a role, or set"):
@@ -206,7 +206,7 @@ def credentials(s3: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
     return file
 
 
-def test_credentials_that_expire_are_found_anew(s3: Cloud, credentials: Path) -> None:
+def test_expired_credentials_are_read_again(s3: Cloud, credentials: Path) -> None:
     storage = s3.open()
     storage.put("a", [b"x"])
     s3.gate.faults = expire
@@ -219,7 +219,7 @@ def test_credentials_that_expire_are_found_anew(s3: Cloud, credentials: Path) ->
 
 
 @pytest.mark.parametrize("renewed", [True, False])
-def test_a_checkpoint_during_which_credentials_expire(
+def test_credentials_may_expire_during_a_save(
     renewed: bool, s3: Cloud, credentials: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def expire_in_the_midst(seen: Seen) -> Fault | None:
@@ -248,7 +248,7 @@ def test_a_checkpoint_during_which_credentials_expire(
 
 
 def soon() -> str:
-    """So soon that credentials which expire then are renewed before they are used."""
+    """A time so close that credentials which expire then are renewed before they are used."""
     return (datetime.now(UTC) + timedelta(seconds=60)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -268,7 +268,7 @@ def sts(s3: Cloud, server_ports: servers.Ports, tmp_path: Path, monkeypatch: pyt
     gate.close()
 
 
-def test_a_token_service_that_is_busy_is_asked_again(s3: Cloud, sts: Gate) -> None:
+def test_requests_to_a_busy_token_service_are_retried(s3: Cloud, sts: Gate) -> None:
     codes = {"ServiceUnavailable": 503, "Throttling": 400, "IDPCommunicationError": 400}
     faults = [*(Fault(status=status, code=code) for code, status in codes.items()), Fault(lose="before")]
     sts.faults = lambda seen: faults.pop() if faults else None
@@ -276,15 +276,15 @@ def test_a_token_service_that_is_busy_is_asked_again(s3: Cloud, sts: Gate) -> No
     assert (len(sts.seen), len(s3.gate.seen)) == (5, 1)
 
 
-def test_a_role_that_is_refused_is_one_clear_line(s3: Cloud, sts: Gate) -> None:
+def test_a_refused_role_is_one_clear_line(s3: Cloud, sts: Gate) -> None:
     sts.faults = lambda seen: Fault(status=403, code="AccessDenied")
     with pytest.raises(StorageError, match=r"s3://bucket/.*: no new AWS credentials: .*AccessDenied.*check the role"):
         s3.open().put("a", [b"x"])
     assert (len(sts.seen), len(s3.gate.seen)) == (1, 0)
 
 
-def test_a_machines_metadata_service_that_goes_away_is_waited_for(s3: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To botocore it looks like a machine without a role; credentials that were given before show that it has one."""
+def test_requests_wait_for_an_unavailable_metadata_service(s3: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    """botocore sees a machine without a role, but earlier credentials show that it has one."""
     for name in servers.KEYS:
         monkeypatch.delenv(name)
     monkeypatch.delenv("AWS_EC2_METADATA_DISABLED")
@@ -297,7 +297,7 @@ def test_a_machines_metadata_service_that_goes_away_is_waited_for(s3: Cloud, mon
     assert s3.gate.seen[-1].method == "PUT"
 
 
-def test_credentials_that_come_expired_are_one_clear_line(
+def test_credentials_that_arrive_expired_are_one_clear_line(
     s3: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in servers.KEYS:
@@ -337,7 +337,7 @@ def test_a_refusal_is_explained_in_one_line(s3: Cloud) -> None:
         assert len(s3.gate.seen) == 1
 
 
-def test_a_service_without_room_is_a_full_storage(s3: Cloud) -> None:
+def test_a_service_without_room_is_full(s3: Cloud) -> None:
     for status, code in ((507, "InsufficientStorage"), (507, "XMinioStorageFull"), (403, "QuotaExceeded")):
         s3.gate.seen.clear()
         s3.gate.faults = first(Fault(status=status, code=code))
@@ -346,25 +346,25 @@ def test_a_service_without_room_is_a_full_storage(s3: Cloud) -> None:
         assert len(s3.gate.seen) == 1
 
 
-def test_a_bucket_that_is_not_there_is_said_so(s3: Cloud) -> None:
+def test_a_missing_bucket_is_named(s3: Cloud) -> None:
     storage = storages.open(s3.gate.url("x", bucket="no-such"), QUICK)
     for action in (lambda: storage.put("a", [b"x"]), lambda: storage.get("a"), lambda: storage.list("")):
         with pytest.raises(StorageError, match="there is no bucket 'no-such'"):
             action()
 
 
-def test_an_endpoint_that_is_no_s3_is_said_so(s3: Cloud) -> None:
+def test_an_endpoint_that_is_not_s3_is_named(s3: Cloud) -> None:
     with pytest.raises(StorageError, match="something that is not S3's XML"):
         s3_responses.parse(b"<html><p>welcome</html>")
 
 
-def test_an_error_behind_spaces_is_heard() -> None:
+def test_an_error_after_keep_alive_spaces_is_recognized() -> None:
     body = b" " * 400 + b"\r\n<?xml version='1.0'?><Error><Code>InternalError</Code></Error>"
     assert s3_responses.judge(HttpResponse(200, {}, body)) is Verdict.TEMPORARY
 
 
-def test_the_listing_of_something_else_is_asked_for_again(s3: Cloud) -> None:
-    """Such as the empty page behind the last one."""
+def test_a_listing_of_another_prefix_is_requested_again(s3: Cloud) -> None:
+    """For example the empty page after the last one."""
     storage = s3.open()
     for key in ("a/1", "a/2"):
         storage.put(key, [b"x"])
@@ -386,7 +386,7 @@ def test_a_service_without_checksums_can_be_used(s3: Cloud, monkeypatch: pytest.
     assert not any("checksum" in name for name in s3.gate.seen[0].headers)
 
 
-def test_without_boto3_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_boto3_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "elasticctl_store.storage.s3")
     monkeypatch.setitem(sys.modules, "boto3", None)
     with pytest.raises(StorageError, match=r"s3:// needs the package boto3\. FIX: pip install 'elasticctl\[s3\]'"):

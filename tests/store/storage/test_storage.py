@@ -50,12 +50,12 @@ def test_a_url_a_path_and_a_home_name_the_same_folder(tmp_path: Path, monkeypatc
         ("file:///a%00b", "null character"),
     ],
 )
-def test_a_wrong_url_is_named(url: str, why: str) -> None:
+def test_an_invalid_url_is_named(url: str, why: str) -> None:
     with pytest.raises(StorageError, match=why):
         storages.open(url)
 
 
-def test_nothing_is_made_before_the_first_write(tmp_path: Path) -> None:
+def test_nothing_is_created_before_the_first_write(tmp_path: Path) -> None:
     store = storages.open(str(tmp_path / "state"))
     assert store.list("journal/") == []
     store.delete(["journal/1"])
@@ -63,7 +63,7 @@ def test_nothing_is_made_before_the_first_write(tmp_path: Path) -> None:
 
 
 CALLS = ["fsync", "link", "replace", "scandir", "unlink"]
-"""Of the module `os`: what a file server that is away fails, each at its own place."""
+"""Functions of the module `os` that fail while a file server is away."""
 
 
 class FileServer:
@@ -91,7 +91,9 @@ class FileServer:
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-def test_a_file_server_that_is_away_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: bool) -> None:
+def test_requests_wait_for_an_unavailable_file_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: bool
+) -> None:
     store = storages.open(str(tmp_path / "state"), Patience(first_pause_s=0.001, longest_pause_s=0.001))
     for number in (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN):
         FileServer(monkeypatch, number, times=3, after=after)
@@ -100,20 +102,22 @@ def test_a_file_server_that_is_away_is_waited_for(tmp_path: Path, monkeypatch: p
     with pytest.raises(ExistsError):
         store.put("journal/1", [b"other"], if_absent=True)
     assert store.get("journal/1") == b"mine"
-    whole = [key for key in all_keys(store, "") if not key.endswith(".partial")]  # those are swept like any leftovers
+    whole = [
+        key for key in all_keys(store, "") if not key.endswith(".partial")
+    ]  # partial files are swept like all leftovers
     assert whole == ["data/1", "journal/1"]
     store.delete(["data/1"])
     assert "data/1" not in store.list("data/")
 
 
-def test_a_full_disk_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_an_immediate_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     FileServer(monkeypatch, errno.ENOSPC, times=1)
     with pytest.raises(StorageError, match="the disk is full: free some space"):
         storages.open(str(tmp_path)).put("data/1", [b"x"])
 
 
-def test_a_folder_that_becomes_read_only_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kernel remounts a file system so after errors of its disk. One that has never been written to is refused."""
+def test_requests_wait_for_a_read_only_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel does this after errors of the disk. A folder that has never been written to is refused."""
     store = storages.open(str(tmp_path), Patience(first_pause_s=0.001, longest_pause_s=0.001))
     with monkeypatch.context() as patched:
         FileServer(patched, errno.EROFS, times=1)
@@ -125,19 +129,19 @@ def test_a_folder_that_becomes_read_only_is_waited_for(tmp_path: Path, monkeypat
     assert store.get("data/2") == b"y"
 
 
-def test_patience_with_a_file_server_may_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_wait_for_a_file_server_can_be_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     FileServer(monkeypatch, errno.EIO, times=10)
     with pytest.raises(StorageError, match=r"cannot write .*data/1: input/output error; tried 3 times"):
         storages.open(str(tmp_path), Patience(tries=3, longest_pause_s=0.001)).put("data/1", [b"x"])
 
 
-def test_a_file_in_the_folders_place_is_named(tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "state").write_text("a file")
     with pytest.raises(StorageError, match=r"cannot write .*state"):
         storages.open(str(tmp_path / "state")).put("journal/1", [b"x"], if_absent=True)
 
 
-def test_emptied_folders_go_away_and_the_root_stays(tmp_path: Path) -> None:
+def test_emptied_folders_are_deleted_except_the_root(tmp_path: Path) -> None:
     store = storages.open(str(tmp_path))
     store.put("data/one/x", [b""])
     store.delete(["data/one/x"])
@@ -145,7 +149,7 @@ def test_emptied_folders_go_away_and_the_root_stays(tmp_path: Path) -> None:
     assert not (tmp_path / "data" / "one").exists()
 
 
-def test_a_write_that_fails_half_way_leaves_nothing_and_says_what_to_do(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_nothing_and_has_a_fix(tmp_path: Path) -> None:
     store = LocalStorage(tmp_path)
     store.put("k", [b"old"])
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -159,7 +163,7 @@ def test_a_write_that_fails_half_way_leaves_nothing_and_says_what_to_do(tmp_path
     assert list(all_keys(store, "")) == ["k"]
 
 
-def test_a_file_that_ends_long_before_says_where(tmp_path: Path) -> None:
+def test_a_read_beyond_the_end_reports_the_size(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path)
     storage.put("k", [b"12345"])
     with pytest.raises(DamagedError, match="ends at byte 5, 10 were expected"):
@@ -172,14 +176,14 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         yield place
 
 
-def test_room_is_that_of_the_disk_on_which_the_objects_are(small_disk: Path, tmp_path: Path) -> None:
+def test_free_space_is_that_of_the_objects_disk(small_disk: Path, tmp_path: Path) -> None:
     (tmp_path / "state").mkdir()
     (tmp_path / "state" / "data").symlink_to(small_disk)
     storage = LocalStorage(tmp_path / "state")
     assert (storage.free_bytes("data/") or 0) <= 1 << 20 < (storage.free_bytes("journal/") or 0)
 
 
-def test_a_full_disk_is_said_so(small_disk: Path) -> None:
+def test_a_full_disk_is_reported(small_disk: Path) -> None:
     store = LocalStorage(small_disk)
     store.put("k", [b"old"])
     with pytest.raises(StorageError, match="the disk is full: free some space"):
@@ -196,9 +200,9 @@ def _write_as_nobody(root: str, result: multiprocessing.SimpleQueue[str]) -> Non
         result.put(str(e))
 
 
-@pytest.mark.needs("root")  # to become somebody else
-def test_a_folder_one_may_not_write_is_said_so() -> None:
-    root = Path(tempfile.mkdtemp())  # pytest's own folders cannot even be entered by others
+@pytest.mark.needs("root")  # to become another user
+def test_a_folder_without_write_permission_is_reported() -> None:
+    root = Path(tempfile.mkdtemp())  # other users cannot enter pytest's own folders
     root.chmod(0o755)
     try:
         result = CONTEXT.SimpleQueue()

@@ -1,4 +1,4 @@
-"""Whose endpoints get this process's credentials when somebody else wrote the URL."""
+"""Which endpoints get this process's credentials if somebody else wrote the URL."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_an_endpoint_that_only_the_url_names_is_refused(scheme: str) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["s3", "gs"])
-def test_the_providers_own_endpoints_are_as_good_as_none(scheme: str) -> None:
+def test_the_providers_own_endpoints_are_trusted(scheme: str) -> None:
     for url in (f"{scheme}://bucket/p", f"{scheme}://bucket/p?endpoint={OWN[scheme][0]}"):
         assert open_untrusted(url, Patience(tries=1), nothing).url == url
     for endpoint in OWN[scheme]:
@@ -62,7 +62,7 @@ def test_the_providers_own_endpoints_are_as_good_as_none(scheme: str) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["s3", "gs"])
-def test_an_endpoint_that_the_caller_chose_is_good_for_that_kind_of_storage_alone(scheme: str) -> None:
+def test_an_endpoint_chosen_by_the_caller_is_trusted_for_its_scheme_only(scheme: str) -> None:
     url = f"{scheme}://other/p?endpoint=http://minio:9000"
     named = ["", "gs://broken?nonsense=1", "s3://broken?nonsense=1", f"{scheme}://mine?endpoint=HTTP://MINIO:9000/"]
     check_endpoint(url, "job", lambda: named)
@@ -81,14 +81,14 @@ def test_an_endpoint_that_the_caller_chose_is_good_for_that_kind_of_storage_alon
         ("gs", "STORAGE_EMULATOR_HOST", "minio:9000"),
     ],
 )
-def test_an_endpoint_of_the_environment_is_good(
+def test_an_endpoint_of_the_environment_is_trusted(
     scheme: str, variable: str, value: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(variable, value)
     check_endpoint(f"{scheme}://other/p?endpoint=http://minio:9000", "job", nothing)
 
 
-def test_an_endpoint_of_the_profile_is_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endpoint_of_the_profile_is_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "config").write_text("[default]\nendpoint_url = http://minio:9000\n")
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     check_endpoint("s3://other/p?endpoint=http://minio:9000", "job", nothing)
@@ -96,7 +96,7 @@ def test_an_endpoint_of_the_profile_is_good(tmp_path: Path, monkeypatch: pytest.
         check_endpoint("s3://other/p?endpoint=http://minio:9001", "job", nothing)
 
 
-def test_who_chose_what_is_asked_about_foreign_endpoints_alone(tmp_path: Path) -> None:
+def test_the_callers_urls_are_read_only_for_foreign_endpoints(tmp_path: Path) -> None:
     for url in (tmp_path.as_uri(), str(tmp_path), "s3://bucket/p", "gs://bucket/p?endpoint=https://www.googleapis.com"):
         check_endpoint(url, "job", lambda: pytest.fail("asked"))
     with pytest.raises(StorageError, match="is not a supported storage"):

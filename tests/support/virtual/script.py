@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from elasticctl_launcher.hangs.time_limit import TimeLimit
+from elasticctl_launcher.hangs.standstill import TimeLimit
 from tests.support.virtual.clock import TICK_S, VirtualLoop
 from tests.support.virtual.staying import HANDOVER_S, Exit, Ranks, Where, keep, tear, vote
 

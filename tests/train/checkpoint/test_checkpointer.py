@@ -1,4 +1,4 @@
-"""Saving beside training and restoring, by one rank; several are in test_ranks.py."""
+"""One rank saves during training, and restores; test_ranks.py has several ranks."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Gated(LocalStorage):
 
 
 @pytest.mark.parametrize("enabled", [True, False])
-def test_the_garbage_collector_is_left_as_it_was(tmp_path: Path, enabled: bool) -> None:
+def test_saves_do_not_change_the_garbage_collector(tmp_path: Path, enabled: bool) -> None:
     checkpoints = Checkpointer(LocalStorage(tmp_path))
     try:
         (gc.enable if enabled else gc.disable)()
@@ -80,7 +80,7 @@ def test_the_garbage_collector_is_left_as_it_was(tmp_path: Path, enabled: bool) 
     checkpoints.settle()
 
 
-def test_what_is_saved_is_restored(tmp_path: Path) -> None:
+def test_a_saved_state_is_restored(tmp_path: Path) -> None:
     first = Checkpointer(LocalStorage(tmp_path))
     assert first.restore() is None
     first.save(state_of(5), Label(5, 1, {"loss": 0.5}), local={"rank": 0})
@@ -122,7 +122,7 @@ def test_a_save_that_is_due_while_one_is_in_flight_is_skipped_and_counted(tmp_pa
 
 @dataclass(frozen=True, slots=True)
 class RankOne(World):
-    """The second of two ranks, where the first one has nothing to say but that a save is due."""
+    """The second of two ranks; the first one only says that a save is due."""
 
     def broadcast(self, message: Any) -> Any:
         return [1, "run"]
@@ -152,7 +152,7 @@ def small_files() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("small_files")
-def test_a_save_without_room_is_said_and_costs_nothing_else(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_save_without_room_fails_and_nothing_else(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     storage = LocalStorage(tmp_path)
     checkpoints = Checkpointer(storage)
     checkpoints.save(state_of(1), Label(1))
@@ -181,12 +181,12 @@ def test_the_older_of_two_runs_stops(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert young.restore() is not None
 
 
-def test_a_run_that_saves_nothing_notices_a_younger_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_saves_nothing_notices_a_newer_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(saving, "FENCE_EVERY_S", 0.01)
     old = Checkpointer(LocalStorage(tmp_path))
     old.save(state_of(1), Label(1))
     assert old.settle()
-    for step in range(2, 30):  # its own commits are no newer run's
+    for step in range(2, 30):  # its own commits are not those of a newer run
         old.save(state_of(step), Label(step))
         assert old.agree(False, step)[1] == step
     Checkpointer(LocalStorage(tmp_path))
@@ -195,7 +195,7 @@ def test_a_run_that_saves_nothing_notices_a_younger_one(tmp_path: Path, monkeypa
         old.agree(False, 30)
 
 
-def test_no_thread_checks_for_a_checkpointer_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fence_thread_ends_with_its_checkpointer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(saving, "FENCE_EVERY_S", 0.01)
     before = set(threading.enumerate())
     checkpoints = Checkpointer(LocalStorage(tmp_path))
@@ -205,7 +205,7 @@ def test_no_thread_checks_for_a_checkpointer_that_is_gone(tmp_path: Path, monkey
     wait_until(lambda: not looking.is_alive())
 
 
-def test_a_state_that_cannot_be_kept_is_refused_at_once(tmp_path: Path) -> None:
+def test_an_unsupported_state_is_refused_immediately(tmp_path: Path) -> None:
     checkpoints = Checkpointer(LocalStorage(tmp_path))
     with pytest.raises(StateError, match="ema/hook"):
         checkpoints.save({"ema": {"hook": print}}, Label(1))
@@ -214,17 +214,19 @@ def test_a_state_that_cannot_be_kept_is_refused_at_once(tmp_path: Path) -> None:
 
 
 def test_a_commit_is_reported_with_its_number_and_size(tmp_path: Path) -> None:
-    told: list[tuple[Commit, float]] = []
-    checkpoints = Checkpointer(LocalStorage(tmp_path), on_commit=lambda commit, took_s: told.append((commit, took_s)))
+    reported: list[tuple[Commit, float]] = []
+    checkpoints = Checkpointer(
+        LocalStorage(tmp_path), on_commit=lambda commit, took_s: reported.append((commit, took_s))
+    )
     for step in (1, 2):
         checkpoints.save(state_of(step), Label(step))
         checkpoints.settle()
-    assert [(commit.number, commit.step) for commit, _ in told] == [(1, 1), (2, 2)]
-    assert all(commit.size_bytes > 200 and took_s > 0 for commit, took_s in told)
+    assert [(commit.number, commit.step) for commit, _ in reported] == [(1, 1), (2, 2)]
+    assert all(commit.size_bytes > 200 and took_s > 0 for commit, took_s in reported)
 
 
 class Unsteady(LocalStorage):
-    """A folder behind a bad line: each object is read wrong so many times or, with `gone`, no tensor file at all."""
+    """A folder with bad reads: each object is damaged so many times or, with `gone`, no tensor file is readable."""
 
     def __init__(self, root: Path, times: int = 1, *, gone: bool = False) -> None:
         super().__init__(root)
@@ -252,7 +254,9 @@ def damage_newest(storage: LocalStorage, kind: str) -> None:
     storage.put(key, [data[:-1] + bytes([data[-1] ^ 1])])
 
 
-def test_damage_falls_back_to_the_one_before_and_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_checkpoint_is_reported_and_an_older_one_restored(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     storage = Unsteady(tmp_path, 0)
     checkpoints = Checkpointer(storage)
     for step in (1, 2, 3):
@@ -274,7 +278,7 @@ def test_damage_falls_back_to_the_one_before_and_is_reported(tmp_path: Path, cap
 
 
 @pytest.mark.parametrize("entry_too", [False, True])
-def test_where_nothing_can_be_read_no_run_starts_at_step_0(tmp_path: Path, entry_too: bool) -> None:
+def test_a_run_does_not_start_at_step_0_if_no_checkpoint_is_readable(tmp_path: Path, entry_too: bool) -> None:
     storage = LocalStorage(tmp_path)
     checkpoints = Checkpointer(storage)
     checkpoints.save(state_of(1), Label(1))
@@ -295,7 +299,7 @@ def lose_entry(storage: LocalStorage, commit: Commit) -> None:
 
 
 def damaged(folder: Path, commit: Commit, how: str) -> None:
-    """Have nothing left of a commit without entry and marker that is as an interrupted save leaves it."""
+    """Change what is left of a commit without entry and marker, so that no interrupted save could have left it."""
     storage, (ref,) = LocalStorage(folder), commit.shares
     document, tensors = folder / ref.key, folder / tensors_key(ref.key)
     match how:
@@ -339,7 +343,7 @@ def damaged(folder: Path, commit: Commit, how: str) -> None:
         "a base file",
     ],
 )
-def test_no_run_starts_at_step_0_where_a_commit_has_left_a_trace(tmp_path: Path, how: str) -> None:
+def test_a_run_does_not_start_at_step_0_if_there_are_traces_of_a_commit(tmp_path: Path, how: str) -> None:
     storage = LocalStorage(tmp_path)
     checkpoints = Checkpointer(storage)
     checkpoints.save(state_of(1), Label(1))
@@ -354,11 +358,11 @@ def test_no_run_starts_at_step_0_where_a_commit_has_left_a_trace(tmp_path: Path,
     assert {key: storage.get(key) for prefix in (DATA, BASE) for key in all_keys(storage, prefix)} == before
     repair.start_over(storage, take_over(storage))
     if how == "another folder":
-        shutil.rmtree(tmp_path / DATA)  # nobody else deletes it, because its name is not that of a save
+        shutil.rmtree(tmp_path / DATA)  # no sweep deletes it, because its name is not that of a save
     assert Checkpointer(storage).restore() is None
 
 
-def test_a_whole_save_is_better_than_step_0_whether_it_was_committed_or_not(tmp_path: Path) -> None:
+def test_a_complete_uncommitted_save_is_preferred_to_step_0(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path)
     checkpoints = Checkpointer(storage)
     checkpoints.save(state_of(1), Label(1, 4))
@@ -371,7 +375,9 @@ def test_a_whole_save_is_better_than_step_0_whether_it_was_committed_or_not(tmp_
 
 
 @pytest.mark.parametrize("left", ["tensors", "half a file", "a share of two", "shares that differ"])
-def test_an_interrupted_first_save_is_no_loss(tmp_path: Path, left: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_interrupted_first_save_does_not_prevent_a_start(
+    tmp_path: Path, left: str, caplog: pytest.LogCaptureFixture
+) -> None:
     storage = LocalStorage(tmp_path)
     mine = Checkpointer(storage)._committer.writer.generation  # type: ignore[union-attr]
     folder = save_folder(mine.generation, 1, 1, mine.run_id)
@@ -393,7 +399,7 @@ def test_an_interrupted_first_save_is_no_loss(tmp_path: Path, left: str, caplog:
 
 
 @pytest.mark.parametrize("times", [1, 5])
-def test_damage_on_the_way_is_not_damage_in_the_storage(
+def test_damage_in_transit_is_not_damage_of_the_storage(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, times: int
 ) -> None:
     checkpoints = Checkpointer(LocalStorage(tmp_path))
@@ -406,7 +412,7 @@ def test_damage_on_the_way_is_not_damage_in_the_storage(
     assert "its checksum does not match; reading it again" in caplog.text
 
 
-def test_a_storage_out_of_reach_is_an_error_and_no_reason_to_go_back(tmp_path: Path) -> None:
+def test_an_unavailable_storage_is_an_error_rather_than_damage(tmp_path: Path) -> None:
     checkpoints = Checkpointer(LocalStorage(tmp_path))
     checkpoints.save(state_of(1), Label(1))
     checkpoints.settle()
@@ -414,7 +420,7 @@ def test_a_storage_out_of_reach_is_an_error_and_no_reason_to_go_back(tmp_path: P
         Checkpointer(Unsteady(tmp_path, gone=True)).restore()
 
 
-def test_forked_workers_can_read_what_was_restored(tmp_path: Path) -> None:
+def test_forked_workers_can_read_a_restored_state(tmp_path: Path) -> None:
     checkpoints = Checkpointer(LocalStorage(tmp_path))
     checkpoints.save(state_of(7), Label(7))
     checkpoints.settle()
@@ -423,7 +429,7 @@ def test_forked_workers_can_read_what_was_restored(tmp_path: Path) -> None:
     weight = restored.state["model"]["w"].numpy()
     worker = multiprocessing.get_context("fork").Process(target=lambda: os._exit(int(weight.sum() / 50)))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons warn of a fork beside threads
+        warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons warn of a fork with threads
         worker.start()
     worker.join()
     assert worker.exitcode == 7
@@ -440,7 +446,7 @@ def test_a_run_that_fails_does_not_wait_for_long(tmp_path: Path) -> None:
     checkpoints.settle()
 
 
-def test_saves_of_one_kind_of_state_use_what_was_prepared(tmp_path: Path) -> None:
+def test_saves_reuse_the_prepared_buffers(tmp_path: Path) -> None:
     checkpoints = Checkpointer(LocalStorage(tmp_path))
     checkpoints.prepare(state_of(0), local={"own": torch.zeros(2)})
     prepared = checkpoints._snapshots._plan, checkpoints._snapshots._buffers
@@ -468,7 +474,7 @@ def test_a_state_that_grows_gets_new_buffers(tmp_path: Path) -> None:
         assert same(restored.state, state)
 
 
-def test_a_run_is_fenced_whose_folder_is_swept_while_it_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_whose_save_is_swept_is_fenced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoints = Checkpointer(LocalStorage(tmp_path))
 
     def sweep(file: int) -> None:
@@ -482,7 +488,7 @@ def test_a_run_is_fenced_whose_folder_is_swept_while_it_writes(tmp_path: Path, m
         checkpoints.settle()
 
 
-def test_ranks_whose_shares_a_younger_run_has_swept_end_fenced_at_once(tmp_path: Path) -> None:
+def test_ranks_whose_shares_are_swept_are_fenced_immediately(tmp_path: Path) -> None:
     url, outcome = str(tmp_path / "state"), str(tmp_path / "outcome")
     assert ranks.run(sharded.outlive, 2, url, outcome) == [0, 0]
     assert all("a newer run" in Path(f"{outcome}-{rank}").read_text() for rank in range(2))

@@ -1,4 +1,4 @@
-"""Whether a checkpoint is one of these objects, and what is taken over where it is not."""
+"""Whether a checkpoint fits the objects, and what is loaded if it does not."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def network(*widths: int) -> nn.Sequential:
 
 
 class Growing(nn.Module):
-    """Loads whatever it is given."""
+    """Loads any state."""
 
     def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
         self.given = state_dict
@@ -39,7 +39,7 @@ class Growing(nn.Module):
         ),
     ],
 )
-def test_a_misfit_says_which_keys(saved: nn.Module, live: nn.Module, said: str) -> None:
+def test_a_mismatch_names_the_keys(saved: nn.Module, live: nn.Module, said: str) -> None:
     before = {name: tensor.clone() for name, tensor in live.state_dict().items()}
     with pytest.raises(RestoreError, match=f"here, step 3: the checkpoint does not fit this model: {said}"):
         compatibility.load({"model": live}, {"model": saved.state_dict()}, "here, step 3")
@@ -63,19 +63,19 @@ def test_an_optimizer_of_other_parameters_is_refused(saved: Any, live: torch.opt
         compatibility.load({"optimizer": live}, {"optimizer": saved.state_dict()}, "here")
 
 
-def test_a_state_of_another_kind_is_refused() -> None:
+def test_a_state_of_another_class_is_refused() -> None:
     with pytest.raises(RestoreError, match="it holds a list in its place"):
         compatibility.load({"model": network(1, 1)}, {"model": [1]}, "here")
 
 
-def test_a_module_that_loads_in_its_own_way_is_left_to_it() -> None:
+def test_a_module_with_its_own_load_state_dict_is_not_checked() -> None:
     model = Growing()
     compatibility.load({"model": model}, {"model": {"rows": torch.ones(3)}}, "here")
     assert same(model.given, {"rows": torch.ones(3)})
 
 
 class Noting(nn.Linear):
-    """Keeps notes among its state, of a kind that changes: nothing, a number, a tensor of any length."""
+    """Has extra state of varying type: None, a number, a tensor of any length."""
 
     notes: Any = None
 
@@ -87,7 +87,7 @@ class Noting(nn.Linear):
 
 
 @pytest.mark.parametrize("notes", [0, 0.5, {"seen": 3}, torch.ones(3), None])
-def test_extra_state_is_the_modules_own_affair(notes: Any) -> None:
+def test_extra_state_is_not_compared(notes: Any) -> None:
     saved, live = nn.Sequential(Noting(1, 1)), nn.Sequential(Noting(1, 1))
     saved[0].notes = notes  # type: ignore[union-attr]
     compatibility.load({"model": live}, {"model": saved.state_dict()}, "here")
@@ -95,7 +95,7 @@ def test_extra_state_is_the_modules_own_affair(notes: Any) -> None:
 
 
 @pytest.mark.parametrize("make", [lambda: network(2, 3, 1), lambda: nn.BatchNorm1d(3), lambda: nn.LSTM(2, 2)])
-def test_what_fits_fits_without_data_too(make: Callable[[], nn.Module]) -> None:
+def test_tensors_without_data_can_be_compared(make: Callable[[], nn.Module]) -> None:
     state = {name: tensor.to("meta") for name, tensor in make().state_dict().items()}
     assert compatibility.check({"model": make()}, {"model": state}, "here") == {"model": {}}
 
@@ -113,7 +113,7 @@ def stepped(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 
 class Twins(nn.Module):
-    """Two layers of one shape, in either order."""
+    """Two layers of the same shape, in either order."""
 
     def __init__(self, *order: str) -> None:
         super().__init__()
@@ -126,7 +126,7 @@ def momenta(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, tor
 
 
 class Renamed(Twins):
-    """The same layers in a class of another name, as FSDP2 makes one."""
+    """The same layers in a class of another name, such as FSDP2 creates."""
 
 
 @pytest.mark.parametrize("choice", [None, "strict", "ignore", "model-only"])
@@ -138,7 +138,7 @@ def test_a_model_may_be_of_another_class(choice: compatibility.Choice | None) ->
 
 
 @pytest.mark.parametrize("choice", ["strict", "ignore", "model-only"])
-def test_states_find_their_parameters_by_name(choice: compatibility.Choice) -> None:
+def test_optimizer_states_are_matched_by_name(choice: compatibility.Choice) -> None:
     saved = Twins("a", "b")
     optimizer = torch.optim.Adam([{"params": saved.a.parameters(), "lr": 0.5}, {"params": saved.b.parameters()}])
     stepped(saved, optimizer)
@@ -151,7 +151,7 @@ def test_states_find_their_parameters_by_name(choice: compatibility.Choice) -> N
 
 
 def changed() -> tuple[dict[str, Any], dict[str, Any]]:
-    """A checkpoint, and parts of which everything differs."""
+    """A checkpoint, and parts that differ in every way."""
     model = nn.ModuleDict({"kept": nn.Linear(3, 3), "shape": nn.Linear(2, 2), "gone": nn.Linear(1, 1)})
     optimizer = torch.optim.Adam(
         [{"params": model["kept"].parameters(), "lr": 0.5}, {"params": model["shape"].parameters()}]
@@ -170,7 +170,7 @@ def changed() -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 @pytest.mark.parametrize("choice", [None, "strict"])
-def test_all_differences_are_reported_at_once_and_nothing_is_changed(choice: compatibility.Choice | None) -> None:
+def test_all_differences_are_reported_and_nothing_is_changed(choice: compatibility.Choice | None) -> None:
     state, given = changed()
     before = copy.deepcopy({name: part.state_dict() for name, part in given.items()})
     with pytest.raises(RestoreError) as caught:
@@ -194,7 +194,7 @@ def test_all_differences_are_reported_at_once_and_nothing_is_changed(choice: com
     assert ('"ignore" loads what fits, "model-only" the weights' in said) == (choice is not None)
 
 
-def test_what_fits_is_taken_over_by_name() -> None:
+def test_matching_parts_are_loaded_by_name() -> None:
     state, given = changed()
     live, adam = given["model"], given["optimizer"]
     fresh = copy.deepcopy({name: given[name].state_dict() for name in ("critic", "schedule", "ema")})
@@ -210,7 +210,7 @@ def test_what_fits_is_taken_over_by_name() -> None:
     stepped(live, adam)
 
 
-def test_the_weights_alone() -> None:
+def test_model_only_loads_the_weights() -> None:
     _, state = described(model=network(2, 2), optimizer=adam(2))
     given: dict[str, Any] = {"model": network(2, 2), "optimizer": adam(1), "ema": network(1, 1)}
     before = copy.deepcopy({name: given[name].state_dict() for name in ("optimizer", "ema")})
@@ -221,7 +221,7 @@ def test_the_weights_alone() -> None:
         compatibility.load({**given, "model": network(2, 3)}, state, "here", "model-only")
 
 
-def test_a_vector_of_all_parameters_needs_their_order() -> None:
+def test_lbfgs_needs_the_order_of_its_parameters() -> None:
     def lbfgs(*order: str) -> dict[str, Any]:
         model = Twins(*order)
         return {"model": model, "optimizer": torch.optim.LBFGS(model.parameters())}
@@ -233,7 +233,7 @@ def test_a_vector_of_all_parameters_needs_their_order() -> None:
 
 
 class Moody:
-    """Takes over half of its state, then refuses the rest."""
+    """Loads half of its state, then refuses the rest."""
 
     def __init__(self, refuses: type[Exception] | None = None) -> None:
         self.refuses, self.half = refuses, 0
@@ -248,7 +248,7 @@ class Moody:
 
 
 @pytest.mark.parametrize(("error", "raised"), [(KeyError, RestoreError), (OSError, OSError)])
-def test_a_part_that_refuses_in_its_own_way_leaves_all_as_it_was(error: Any, raised: Any) -> None:
+def test_a_refusal_by_a_part_leaves_all_parts_unchanged(error: Any, raised: Any) -> None:
     first, second, model = Moody(), Moody(error), network(2, 2)
     before = copy.deepcopy(model.state_dict())
     state = {"model": network(2, 2).state_dict(), "first": {"half": 7}, "second": {"half": 7}}
@@ -261,13 +261,13 @@ def test_a_part_that_refuses_in_its_own_way_leaves_all_as_it_was(error: Any, rai
 @pytest.mark.parametrize(
     "said", [5, [5], {"optimizer": 5}, {"optimizer": {"names": 5}}, {"optimizer": {"names": [[]]}}]
 )
-def test_a_description_that_is_none_is_passed_over(said: Any) -> None:
+def test_an_invalid_description_is_ignored(said: Any) -> None:
     saved, live = adam(2), adam(2)
     compatibility.load({"optimizer": live}, {"optimizer": saved.state_dict(), "run": {"parts": said}}, "here", "strict")
 
 
 class Keeping:
-    """A part of a script's own, which keeps the tensors that it is given."""
+    """A custom part, which keeps the tensors that are passed to it."""
 
     def __init__(self, state: dict[str, Any]) -> None:
         self.state = state
@@ -279,7 +279,7 @@ class Keeping:
         self.state = state
 
 
-def test_what_keeps_its_tensors_gets_them_where_they_were() -> None:
+def test_tensors_of_custom_parts_are_moved_to_their_devices() -> None:
     on_gpu = torch.ones(2, device="meta")  # stands for one: a device that is not the checkpoint's
     part = Keeping({"mean": on_gpu, "parts": [on_gpu, 3], "here": torch.ones(2)})
     saved = {"mean": torch.zeros(2), "parts": [torch.zeros(2), 4, torch.zeros(2)], "here": torch.zeros(2), "new": 5}
@@ -287,6 +287,6 @@ def test_what_keeps_its_tensors_gets_them_where_they_were() -> None:
     assert part.state["mean"].is_meta
     assert part.state["parts"][0].is_meta
     assert part.state["parts"][1] == 4
-    assert same(part.state["parts"][2], torch.zeros(2)), "where there was none, it stays"
+    assert same(part.state["parts"][2], torch.zeros(2)), "without a counterpart, it stays where it is"
     assert same(part.state["here"], torch.zeros(2))
     assert part.state["new"] == 5

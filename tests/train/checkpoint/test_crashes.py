@@ -1,4 +1,4 @@
-"""A saving process is killed: what is resumed is whole, bit-exact and not older than the last acknowledged commit."""
+"""A saving process is killed: the resumed state is exact and not older than the last acknowledged commit."""
 
 from __future__ import annotations
 

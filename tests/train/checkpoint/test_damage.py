@@ -1,4 +1,4 @@
-"""What is damaged in whatever way: verify and a restore agree on it, and say so with an error of ours."""
+"""Checkpoints damaged in any way: verify and a restore agree on them, and raise our own errors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WHOLE = {name: samples.objects(name) for name in samples.NAMES}
 
 
 def check_agreement(objects: Objects, checkpoints: Checkpointer) -> list[int]:
-    """The positions of the commits that are whole: of one mind are verify, a look at all, and a restore."""
+    """The positions of the intact commits, on which verify, a quick check and a restore agree."""
     storage = MemoryStorage(objects)
     glances = {finding.position: finding for finding in verify.findings(storage)}
     whole = []
@@ -42,7 +42,7 @@ def check_agreement(objects: Objects, checkpoints: Checkpointer) -> list[int]:
                 outcomes.add("")
             except StorageError:
                 outcomes.add("refused")
-        assert outcomes == {"refused" if verified else ""}, f"verify says: {verified or 'whole'}"
+        assert outcomes == {"refused" if verified else ""}, f"verify says: {verified or 'intact'}"
         if not verified:
             assert not glances[commit.position].damage
             whole.append(commit.position)
@@ -61,7 +61,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpointer:
 @given(st.sampled_from(samples.NAMES), st.integers(0, 2**32))
 @settings(max_examples=120)
 def test_verify_and_restore_agree(checkpoints: Checkpointer, name: str, seed: int) -> None:
-    logging.disable(logging.WARNING)  # each damage is a line of its own
+    logging.disable(logging.WARNING)  # each damage is logged
     try:
         check_agreement(damage_objects(WHOLE[name], random.Random(seed)), checkpoints)
     finally:
@@ -70,10 +70,10 @@ def test_verify_and_restore_agree(checkpoints: Checkpointer, name: str, seed: in
 
 @given(st.sampled_from(samples.NAMES), st.integers(0, 2**32))
 @settings(max_examples=40)
-def test_what_is_listed_again_is_whole_for_all_readers_or_for_none(
+def test_a_repaired_commit_is_intact_for_all_readers_or_for_none(
     checkpoints: Checkpointer, name: str, seed: int
 ) -> None:
-    """Forged documents, with the right seals, whose journal is lost."""
+    """Forged documents with valid seals, whose journal is lost."""
     logging.disable(logging.WARNING)
     damaged = damage_objects(WHOLE[name], random.Random(seed))
     try:
@@ -90,7 +90,7 @@ def test_what_is_listed_again_is_whole_for_all_readers_or_for_none(
 
 
 @pytest.mark.parametrize("name", samples.NAMES)
-def test_to_seal_what_is_whole_changes_nothing(checkpoints: Checkpointer, name: str) -> None:
+def test_sealing_an_intact_document_changes_nothing(checkpoints: Checkpointer, name: str) -> None:
     objects = dict(WHOLE[name])
     seal(objects)
     assert objects == WHOLE[name]

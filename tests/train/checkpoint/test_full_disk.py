@@ -1,4 +1,4 @@
-"""A disk that is full: room is made before a save, and what a killed one has left never keeps the next from working."""
+"""A full disk: room is made before a save, and leftovers of a killed save do not block the next run."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ STATE_BYTES = 1_000_000
 
 
 class Disk(LocalStorage):
-    """A folder with so much room for data; it tells how much is left, or, as under a quota, does not."""
+    """A folder with limited room for data, which reports the free space or, as under a quota, does not."""
 
-    def __init__(self, root: Path, capacity_bytes: int, *, tells: bool = True) -> None:
+    def __init__(self, root: Path, capacity_bytes: int, *, reports_room: bool = True) -> None:
         super().__init__(root)
-        self.root, self.capacity_bytes, self.tells = root, capacity_bytes, tells
+        self.root, self.capacity_bytes, self.reports_room = root, capacity_bytes, reports_room
 
     def used_bytes(self) -> int:
         return sum(path.stat().st_size for path in (self.root / "data").rglob("*") if path.is_file())
 
     def free_bytes(self, below: str) -> int | None:
-        return self.capacity_bytes - self.used_bytes() if self.tells else None
+        return self.capacity_bytes - self.used_bytes() if self.reports_room else None
 
     def put(self, key: str, parts: Sequence[bytes | memoryview], *, if_absent: bool = False) -> int:
         if self.used_bytes() + sum(map(len, parts)) > self.capacity_bytes:
@@ -56,7 +56,7 @@ def steps(disk: LocalStorage) -> list[int]:
 
 
 def leave_half_a_save(disk: Disk, size_bytes: int) -> None:
-    """What the first run leaves if it is killed while it writes."""
+    """The leftovers of a first run that is killed while it writes."""
     run_id = next(entry.run_id for _, entry in read_entries(disk) if isinstance(entry, Generation))
     key = tensors_key(share_key(save_folder(1, 77, 77, run_id), 0, 1))
     path = disk.root / f"{key}.12ab34cd.partial"
@@ -64,23 +64,25 @@ def leave_half_a_save(disk: Disk, size_bytes: int) -> None:
     path.write_bytes(bytes(size_bytes))
 
 
-@pytest.mark.parametrize("tells", [True, False])
-def test_the_oldest_goes_before_a_save_that_has_no_room(
-    tmp_path: Path, tells: bool, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("reports_room", [True, False])
+def test_the_oldest_commit_is_deleted_to_make_room_for_a_save(
+    tmp_path: Path, reports_room: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    disk = Disk(tmp_path, 3_500_000, tells=tells)
+    disk = Disk(tmp_path, 3_500_000, reports_room=reports_room)
     checkpoints = Checkpointer(disk, keep=Retention(3))
     with caplog.at_level(logging.WARNING):
         assert all(save(checkpoints, step) for step in range(1, 7))
     assert steps(disk) == [6, 5, 4]
-    free = ", 0.5 MB are free" if tells else ""
+    free = ", 0.5 MB are free" if reports_room else ""
     assert f"MB{free}: deleting the oldest of 3 checkpoints (step 1), keeping 2 until there is room" in caplog.text
 
 
-@pytest.mark.parametrize("tells", [True, False])
+@pytest.mark.parametrize("reports_room", [True, False])
 @pytest.mark.parametrize("committed", [0, 2])
-def test_what_a_killed_save_has_left_goes_before_the_next(tmp_path: Path, tells: bool, committed: int) -> None:
-    disk = Disk(tmp_path, (committed + 1) * 1_100_000, tells=tells)
+def test_leftovers_of_a_killed_save_are_deleted_to_make_room(
+    tmp_path: Path, reports_room: bool, committed: int
+) -> None:
+    disk = Disk(tmp_path, (committed + 1) * 1_100_000, reports_room=reports_room)
     first = Checkpointer(disk)
     assert all(save(first, step) for step in range(1, committed + 1))
     leave_half_a_save(disk, 900_000)
@@ -113,9 +115,9 @@ def test_a_disk_full_of_checkpoints_can_be_taken_over(tmp_path: Path) -> None:
     assert same(restored.state, state_of(3))
 
 
-@pytest.mark.parametrize("tells", [True, False])
-def test_a_start_deletes_no_more_where_that_makes_no_room(tmp_path: Path, tells: bool) -> None:
-    """Others fill the disk as fast, or a quota counts late."""
+@pytest.mark.parametrize("reports_room", [True, False])
+def test_a_start_stops_deleting_if_that_makes_no_room(tmp_path: Path, reports_room: bool) -> None:
+    """Others fill the disk as quickly, or a quota is updated late."""
     disk = Disk(tmp_path, 5_500_000)
     first = Checkpointer(disk, keep=Retention(5))
     assert all(save(first, step) for step in range(1, 6))
@@ -126,11 +128,11 @@ def test_a_start_deletes_no_more_where_that_makes_no_room(tmp_path: Path, tells:
             self.capacity_bytes = self.used_bytes()
 
     with pytest.raises(FullError):
-        Checkpointer(Shared(tmp_path, disk.used_bytes(), tells=tells), keep=Retention(5))
+        Checkpointer(Shared(tmp_path, disk.used_bytes(), reports_room=reports_room), keep=Retention(5))
     assert steps(disk) == [5, 4, 3, 2]
 
 
-def test_a_disk_full_of_one_checkpoint_is_said_to_be_full(tmp_path: Path) -> None:
+def test_a_disk_full_of_one_checkpoint_is_reported_as_full(tmp_path: Path) -> None:
     disk = Disk(tmp_path, 3_500_000)
     first = Checkpointer(disk, keep=Retention(3))
     assert all(save(first, step) for step in (1, 2))
@@ -142,7 +144,7 @@ def test_a_disk_full_of_one_checkpoint_is_said_to_be_full(tmp_path: Path) -> Non
     assert steps(disk) == [2, 1]
 
 
-def test_the_newest_whole_one_never_makes_room(tmp_path: Path) -> None:
+def test_the_newest_intact_commit_is_never_deleted_to_make_room(tmp_path: Path) -> None:
     disk = Disk(tmp_path, 1_500_000)
     checkpoints = Checkpointer(disk)
     assert save(checkpoints, 1)
@@ -154,7 +156,7 @@ def test_the_newest_whole_one_never_makes_room(tmp_path: Path) -> None:
     assert same(restored.state, state_of(1))
 
 
-def test_a_damaged_newest_one_keeps_the_one_before(tmp_path: Path) -> None:
+def test_with_a_damaged_newest_commit_the_previous_one_stays(tmp_path: Path) -> None:
     disk = Disk(tmp_path, 3_500_000)
     checkpoints = Checkpointer(disk)
     for step in (1, 2, 3):
@@ -166,8 +168,8 @@ def test_a_damaged_newest_one_keeps_the_one_before(tmp_path: Path) -> None:
     assert steps(disk) == [3, 2, 1]
 
 
-def test_a_service_without_room_gets_some(s3: Cloud) -> None:
-    """As a folder on a full disk: the oldest goes before what cannot be written."""
+def test_room_is_made_on_a_cloud_service_too(s3: Cloud) -> None:
+    """As for a folder on a full disk: the oldest commit is deleted before the write is repeated."""
     there: dict[str, int] = {}
 
     def refuse(seen: Seen) -> Fault | None:
@@ -188,10 +190,10 @@ def test_a_service_without_room_gets_some(s3: Cloud) -> None:
 
 
 class Quota(Disk):
-    """What is deleted goes on counting until so many more writes have been refused."""
+    """Deleted data keeps counting until so many more writes have been refused."""
 
     def __init__(self, root: Path, capacity_bytes: int, late: int) -> None:
-        super().__init__(root, capacity_bytes, tells=False)
+        super().__init__(root, capacity_bytes, reports_room=False)
         self.late, self.refused, self.counted_bytes = late, 0, 0
 
     def delete(self, keys: Sequence[str]) -> None:
@@ -208,10 +210,10 @@ class Quota(Disk):
 
 
 @pytest.mark.parametrize(("late", "saved", "left"), [(1, True, [6, 5, 4, 3, 2]), (99, False, [5, 4, 3])])
-def test_a_quota_that_counts_late_costs_no_more_than_is_needed(
+def test_with_a_delayed_quota_no_more_than_needed_is_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: int, saved: bool, left: list[int]
 ) -> None:
-    """Which is two, at most: what is reserved for a save is a little more than the one before took."""
+    """At most two commits: slightly more is reserved for a save than the previous one needed."""
     monkeypatch.setattr(saving, "ROOM_PAUSES_S", (0.0,) * 6)
     disk = Quota(tmp_path, 5_100_000, late)
     checkpoints = Checkpointer(disk, keep=Retention(9))
@@ -220,8 +222,10 @@ def test_a_quota_that_counts_late_costs_no_more_than_is_needed(
     assert steps(disk) == left
 
 
-def test_a_disk_that_frees_late_costs_no_more_than_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As one with snapshots does, or never."""
+def test_with_a_disk_that_frees_late_no_more_than_needed_is_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For example a disk with snapshots, which may never free it."""
 
     class Late(Disk):
         def used_bytes(self) -> int:

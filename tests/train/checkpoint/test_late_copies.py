@@ -1,4 +1,4 @@
-"""What of a state is copied while training goes on is still the state at the save, to the bit."""
+"""Parts of a state that are copied during training are exactly those at the time of the save."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.train.states import same
 from tests.support.waiting import wait_until
 
 WIDTH = 300
-"""A square of it is more than is copied at once."""
+"""A square matrix of this width is large enough to be copied late."""
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
@@ -36,7 +36,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 
 class Network(torch.nn.Module):
-    """Large and small parameters, one that two layers share, and buffers that every pass changes."""
+    """Large and small parameters, a shared one, and buffers that every pass changes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Network(torch.nn.Module):
 
 
 def change_early(model: torch.nn.Module, average: AveragedModel, chance: random.Random) -> None:
-    """What a script may do as soon as a step is over, behind autograd's back too."""
+    """What a script may do right after a step, also without autograd's knowledge."""
     if chance.randrange(2):
         average.update_parameters(model)
     match chance.randrange(6):
@@ -74,7 +74,7 @@ def change_early(model: torch.nn.Module, average: AveragedModel, chance: random.
 @pytest.mark.seeds(1)
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_each_save_has_the_state_at_its_step(tmp_path: Path, kind: str, seed: int) -> None:
-    """Five steps with a save behind each; the next step is made at once, or after other changes."""
+    """Five steps, each followed by a save; the next step follows immediately, or after other changes."""
     torch.manual_seed(seed)
     chance, model = random.Random(f"{kind} {seed}"), Network()
     optimizer = OPTIMIZERS[kind](model.parameters())
@@ -102,7 +102,7 @@ def test_each_save_has_the_state_at_its_step(tmp_path: Path, kind: str, seed: in
 
 
 def now(parts: dict[str, Any]) -> dict[str, Any]:
-    """The state as it is at this moment."""
+    """A copy of the current state."""
     found = {name: part.state_dict() for name, part in parts.items()}
     return copy.deepcopy({name: dict(state) for name, state in found.items()})
 
@@ -117,7 +117,7 @@ def check(folder: Path, then: dict[int, Any]) -> None:
 
 
 @pytest.mark.seeds(3)
-def test_a_script_that_never_steps_its_optimizer_is_saved_as_it_is(tmp_path: Path, seed: int) -> None:
+def test_a_script_that_never_steps_its_optimizer_is_saved(tmp_path: Path, seed: int) -> None:
     """It may write to the optimizer's state as well: then that one save fails, and none has a mixture."""
     torch.manual_seed(seed)
     chance, model = random.Random(seed), Network()
@@ -156,13 +156,13 @@ def stir(optimizer: torch.optim.Optimizer) -> None:
 
 
 def content(share: Any) -> bytes:
-    """The tensor file as it stands."""
+    """The current bytes of the tensor file."""
     assert isinstance(share, rank_shares.Share)
     return bytes(share.buffer.data.numpy().data[: share.plan.size_bytes])
 
 
 def test_only_the_next_step_needs_to_copy() -> None:
-    """Also where it is another optimizer's; and a save whose parts may not wait is copied at once."""
+    """Also that of another optimizer; a save without such parts is copied immediately."""
     optimizer, state = adam()
     whole = content(Snapshots(World(), None).take_snapshot(state, {}, ()))
     for stepping in (optimizer, adam()[0]):
@@ -175,8 +175,8 @@ def test_only_the_next_step_needs_to_copy() -> None:
         assert content(share) == whole
 
 
-def test_a_state_that_is_written_to_outside_of_a_step_is_not_saved(tmp_path: Path) -> None:
-    """Never a mixture: and from then on nothing waits."""
+def test_a_state_written_to_outside_of_a_step_fails_the_save(tmp_path: Path) -> None:
+    """A mixture is never saved; later saves copy everything immediately."""
     optimizer, state = adam()
     snapshots = Snapshots(World(), None)
     share = snapshots.take_snapshot(state, {}, (), {"optimizer"})

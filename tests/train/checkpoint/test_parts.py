@@ -1,4 +1,4 @@
-"""What a run saves."""
+"""The parts that a run saves, and their description."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def network(*widths: int) -> nn.Sequential:
     return nn.Sequential(*(nn.Linear(a, b) for a, b in pairwise(widths)))
 
 
-def test_rank_0_alone_writes_what_may_differ_on_others() -> None:
+def test_only_rank_0_writes_parts_that_may_differ_between_ranks() -> None:
     model, critic = nn.Sequential(nn.Linear(1, 1), nn.BatchNorm1d(1)), network(1, 1)
     average = torch.optim.swa_utils.AveragedModel(critic)
     named = parts.unwrap(model=model, critic=critic, critics=torch.optim.SGD(critic.parameters()), average=average)
@@ -34,7 +34,7 @@ def compiled(model: nn.Module) -> Any:
 
 
 @pytest.mark.parametrize("wrap", [compiled, nn.DataParallel, lambda model: compiled(nn.DataParallel(compiled(model)))])
-def test_what_a_model_is_wrapped_in_is_not_part_of_its_state(wrap: Callable[[nn.Module], nn.Module]) -> None:
+def test_wrappers_of_a_model_are_not_part_of_its_state(wrap: Callable[[nn.Module], nn.Module]) -> None:
     bare, other = network(2, 3), network(2, 3)
     named = parts.unwrap(model=wrap(bare))
     assert named == {"model": bare}
@@ -50,7 +50,7 @@ def test_what_a_model_is_wrapped_in_is_not_part_of_its_state(wrap: Callable[[nn.
         ("torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel"),
     ],
 )
-def test_kinds_that_gather_their_state_in_ways_of_their_own_are_refused(module: str, name: str) -> None:
+def test_zero_redundancy_optimizer_and_fsdp1_are_refused(module: str, name: str) -> None:
     kind = getattr(importlib.import_module(module), name)
     part = kind.__new__(kind)
     if isinstance(part, nn.Module):
@@ -59,7 +59,7 @@ def test_kinds_that_gather_their_state_in_ways_of_their_own_are_refused(module: 
         parts.check({"part": part})
 
 
-def test_a_parameter_that_layers_share_has_one_name_whichever_comes_first() -> None:
+def test_a_shared_parameter_has_one_name_in_any_order() -> None:
     shared = nn.Linear(2, 2)
     for order in (("a", "b"), ("b", "a")):
         model = nn.ModuleDict(dict.fromkeys(order, shared))
@@ -67,12 +67,12 @@ def test_a_parameter_that_layers_share_has_one_name_whichever_comes_first() -> N
         assert known == {id(shared.weight): "model/a.weight", id(shared.bias): "model/a.bias"}
 
 
-def test_a_description_is_made_again_when_the_optimizer_gets_parameters() -> None:
-    model, stranger = network(1, 1, 1), nn.Parameter(torch.ones(1))
+def test_the_description_is_updated_when_the_optimizer_gets_parameters() -> None:
+    model, other = network(1, 1, 1), nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
     describe = parts.Describer({"model": model, "optimizer": optimizer})
     first = describe()
     assert first["optimizer"] == {"class": "SGD", "names": [["model/0.weight", "model/0.bias"]]}
     assert describe() is first
-    optimizer.add_param_group({"params": [stranger, model[1].bias]})
+    optimizer.add_param_group({"params": [other, model[1].bias]})
     assert describe()["optimizer"]["names"][1:] == [["#0", "model/1.bias"]]

@@ -34,7 +34,7 @@ names = st.text(max_size=5).filter(lambda name: not name.startswith("$"))
 
 @given(st.dictionaries(names, trees, max_size=4), st.lists(trees, min_size=1, max_size=3))
 @settings(max_examples=20)
-def test_a_state_survives_storage_at_any_world_size(state: dict[str, Any], own: list[Any]) -> None:
+def test_a_state_is_restored_at_any_world_size(state: dict[str, Any], own: list[Any]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         storage = LocalStorage(Path(folder))
         locals_ = [{"own": value} for value in own]
@@ -55,7 +55,7 @@ def test_each_rank_writes_its_part_of_the_bytes(storage: Storage) -> None:
     assert gather_shares(storage, 4).size_bytes == sum(len(storage.get(key)) for key in all_keys(storage, FOLDER))
 
 
-def test_what_belongs_to_rank_0_comes_from_rank_0(storage: Storage) -> None:
+def test_parts_of_rank_0_are_written_by_rank_0(storage: Storage) -> None:
     for rank in range(2):
         state = {"model": {"w": torch.ones(9), "mean": torch.tensor(float(rank))}, "ema": torch.tensor(float(rank))}
         share = make_share(state, {}, rank, 2, rank_0_only={"model/mean", "ema"})
@@ -64,7 +64,7 @@ def test_what_belongs_to_rank_0_comes_from_rank_0(storage: Storage) -> None:
     assert same(read, {"model": {"w": torch.ones(9), "mean": torch.tensor(0.0)}, "ema": torch.tensor(0.0)})
 
 
-def test_ranks_that_hold_different_states_are_found_out(storage: Storage) -> None:
+def test_different_states_of_ranks_are_detected(storage: Storage) -> None:
     for rank in range(2):
         share = make_share({"model": torch.ones(3 + rank)}, {}, rank, 2)
         share.write(storage, entries.share_key(FOLDER, rank, 2))
@@ -72,7 +72,7 @@ def test_ranks_that_hold_different_states_are_found_out(storage: Storage) -> Non
         gather_shares(storage, 2)
 
 
-def test_a_share_that_does_not_come_is_named(storage: Storage) -> None:
+def test_a_missing_share_is_named(storage: Storage) -> None:
     make_share({}, {}, 0, 3).write(storage, entries.share_key(FOLDER, 0, 3))
     make_share({}, {}, 2, 3).write(storage, entries.share_key(FOLDER, 2, 3))
     abandon = threading.Event()
@@ -85,7 +85,7 @@ def fenced() -> None:
     raise FencedError("a newer run has taken over")
 
 
-def test_a_share_that_the_storage_has_lost_is_no_share(storage: Storage) -> None:
+def test_a_share_lost_by_the_storage_is_detected(storage: Storage) -> None:
     key = entries.share_key(FOLDER, 1, 2)
     make_share({"model": {}}, {}, 1, 2).write(storage, key)
     rank_shares.check_stored(storage, key)
@@ -96,7 +96,7 @@ def test_a_share_that_the_storage_has_lost_is_no_share(storage: Storage) -> None
 
 @pytest.mark.parametrize(("check_fence", "raised"), [(fenced, FencedError), (lambda: None, SaveError)])
 @pytest.mark.parametrize("when", ["before it is read", "after"])
-def test_a_share_that_is_deleted_meanwhile_ends_the_save(
+def test_a_share_deleted_meanwhile_fails_the_save(
     storage: Storage, monkeypatch: pytest.MonkeyPatch, check_fence: Any, raised: type[Exception], when: str
 ) -> None:
     make_share({}, {}, 0, 2).write(storage, entries.share_key(FOLDER, 0, 2))
@@ -115,7 +115,7 @@ def test_a_share_that_is_deleted_meanwhile_ends_the_save(
         rank_shares.gather(storage, FOLDER, 2, threading.Event(), check_fence)
 
 
-def test_a_plan_fits_states_of_the_same_kinds_only() -> None:
+def test_a_plan_fits_only_states_of_the_same_kinds() -> None:
     flat = plans.flatten({"w": torch.zeros(5)}, {"own": torch.zeros(1)})
     plan = plans.plan(flat, 0, 1)
     assert plan.fits(plans.flatten({"w": torch.ones(5)}, {"own": torch.ones(1)}), ())
@@ -125,7 +125,9 @@ def test_a_plan_fits_states_of_the_same_kinds_only() -> None:
     assert not plan.fits(plans.flatten({"v": torch.zeros(5)}, {"own": torch.zeros(1)}), ())
 
 
-def test_a_large_tensor_is_written_by_all_and_read_as_one(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_tensor_is_written_by_all_ranks_and_assembled(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tensor_boxes, "CUT_BYTES", 100)
     state = {"model": {"embedding": torch.randn(1, 90, 4).half(), "bias": torch.randn(7).t()}}
     write_shares(storage, state, [{}, {}, {}])
@@ -143,7 +145,7 @@ def test_the_reference_implementation_reads_the_file(tmp_path: Path) -> None:
     assert all(same(read[f"model/{name}"], tensor) for name, tensor in table.items())
 
 
-def test_a_part_of_the_state_cannot_be_called_as_the_ranks_own() -> None:
+def test_the_name_of_the_ranks_own_part_is_reserved() -> None:
     for name in ("$rank", "$rank/a", "$tuple", "$"):
         with pytest.raises(StateError, match="needs another name"):
             plans.flatten({name: torch.ones(1)}, {})
@@ -159,7 +161,7 @@ def flip(data: bytes, at: int) -> bytes:
     return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
 
 
-def test_every_damaged_byte_is_noticed(storage: Storage, commit: Commit) -> None:
+def test_every_damaged_byte_is_detected(storage: Storage, commit: Commit) -> None:
     for key in list(all_keys(storage, FOLDER)):
         whole = storage.get(key)
         for at in range(0, len(whole), 13):
@@ -171,7 +173,7 @@ def test_every_damaged_byte_is_noticed(storage: Storage, commit: Commit) -> None
 
 
 @pytest.mark.parametrize("left", [0, 4, 8, 100, -1])
-def test_a_torn_or_missing_file_is_noticed(storage: Storage, commit: Commit, left: int) -> None:
+def test_a_truncated_or_missing_file_is_detected(storage: Storage, commit: Commit, left: int) -> None:
     for key in list(all_keys(storage, FOLDER)):
         whole = storage.get(key)
         storage.put(key, [whole[:left]])
@@ -183,6 +185,6 @@ def test_a_torn_or_missing_file_is_noticed(storage: Storage, commit: Commit, lef
         storage.put(key, [whole])
 
 
-def test_a_share_document_is_json_without_python_in_it(storage: Storage, commit: Commit) -> None:
+def test_a_share_document_is_plain_json(storage: Storage, commit: Commit) -> None:
     document = json.loads(storage.get(commit.shares[0].key))
     assert document["state"]["model"]["w"] == {"$tensor": "model/w", "dtype": "float32", "shape": [40]}

@@ -21,7 +21,7 @@ ONE_EPOCH = {"epochs": 1, "samples": SAMPLES, "global_batch": GLOBAL_BATCH}
 
 
 def incarnations(folder: Path, url: str, plan: Sequence[tuple[int, dict[str, Any]]]) -> list[Path]:
-    """Train with one world size after the other; returns where each incarnation left its notes."""
+    """Train with several world sizes in turn; return the folder of notes of each incarnation."""
     folder.mkdir(exist_ok=True)
     notes = [folder / f"incarnation-{index}" for index in range(len(plan))]
     for note, (world_size, end) in zip(notes, plan, strict=True):
@@ -58,14 +58,14 @@ def test_a_stream_is_read_once_while_the_world_changes_size(tmp_path: Path) -> N
     }
 
 
-def test_a_tail_smaller_than_the_world_is_trained_on_once(tmp_path: Path) -> None:
+def test_a_last_batch_smaller_than_the_world_is_trained_on_once(tmp_path: Path) -> None:
     small = {"samples": 10, "global_batch": 4}
     alone, together = (incarnations(tmp_path / str(size), "", [(size, small)]) for size in (1, 3))
     assert Counter(number for samples in trained(together).values() for number in samples) == Counter(range(10))
     torch.testing.assert_close(weights(together[0]), weights(alone[0]), rtol=1e-9, atol=1e-12)
 
 
-def test_a_rank_that_dies_in_mid_save_leaves_nothing_visible_and_hangs_no_other(tmp_path: Path) -> None:
+def test_a_rank_that_dies_during_a_save_leaves_no_commit_and_no_hang(tmp_path: Path) -> None:
     codes = ranks.run(programs.lose_a_rank_in_mid_save, 2, str(tmp_path))
     assert codes[1] == -9
     assert codes[0] not in (0, None)
@@ -83,19 +83,19 @@ def ends(tmp_path: Path, failing: list[int]) -> list[str]:
     return [Path(f"{outcome}-{rank}").read_text() for rank in range(2)]
 
 
-def test_a_share_that_cannot_be_written_costs_that_save_only(tmp_path: Path) -> None:
+def test_a_share_that_cannot_be_written_fails_only_that_save(tmp_path: Path) -> None:
     assert ends(tmp_path, failing=[2]) == ["finished", "finished"]
     assert next(read_commits(LocalStorage(tmp_path / "state"))).step >= 20
 
 
-def test_an_end_that_cannot_be_saved_is_an_error_on_every_rank(tmp_path: Path) -> None:
+def test_a_failed_last_save_is_an_error_on_every_rank(tmp_path: Path) -> None:
     first, second = ends(tmp_path, failing=list(range(1, 100)))
     assert "the last checkpoint was not committed: " in first
     assert "the disk is full" in second
     assert list(read_commits(LocalStorage(tmp_path / "state"))) == []
 
 
-def test_random_numbers_go_on_per_rank_and_newcomers_get_their_own(tmp_path: Path) -> None:
+def test_random_numbers_continue_per_rank_and_newcomers_get_their_own(tmp_path: Path) -> None:
     url = str(tmp_path / "state")
 
     def numbers(name: str, world_size: int) -> list[list[float]]:
@@ -109,14 +109,14 @@ def test_random_numbers_go_on_per_rank_and_newcomers_get_their_own(tmp_path: Pat
     assert len(set(flat)) == len(flat)
 
 
-def test_buffers_come_from_rank_0_alone(tmp_path: Path) -> None:
+def test_buffers_are_saved_by_rank_0(tmp_path: Path) -> None:
     assert ranks.run(programs.save_differing_buffers, 2, str(tmp_path)) == [0, 0]
     restored = Checkpointer(LocalStorage(tmp_path)).restore()
     assert restored is not None
     assert restored.state["model"]["running_mean"].tolist() == [1.0, 1.0, 1.0]
 
 
-def test_a_checkpoint_fits_a_model_whatever_it_is_wrapped_in(tmp_path: Path) -> None:
+def test_a_checkpoint_fits_a_wrapped_and_a_plain_model(tmp_path: Path) -> None:
     parallel, compiled, bare = "DistributedDataParallel", "OptimizedModule", "Linear"
     ours = "ResumableDataParallel"
     plan = [
@@ -132,7 +132,7 @@ def test_a_checkpoint_fits_a_model_whatever_it_is_wrapped_in(tmp_path: Path) -> 
         assert json.loads(Path(outcome).read_text()) == [step + 1, 3 + 4 * step, layers]
 
 
-def test_an_average_that_rank_0_keeps_is_rank_0s(tmp_path: Path) -> None:
+def test_a_weight_average_is_saved_by_rank_0(tmp_path: Path) -> None:
     for _ in range(2):
         outcome = str(tmp_path / "outcome")
         assert ranks.run(programs.average_on_rank_0, 2, str(tmp_path / "state"), outcome) == [0, 0]

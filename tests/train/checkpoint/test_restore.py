@@ -1,4 +1,4 @@
-"""A restore by several ranks: each share comes from the nearest place, and from storage once in all."""
+"""A restore by several ranks: each share is read from the nearest place, and once from storage."""
 
 from __future__ import annotations
 
@@ -16,22 +16,20 @@ from tests.support.train import ranks, sharded
     [
         [
             ("XY", "", "XYZ", [1, 1, 0], 2),  # no tier: each share is read once, by one rank
-            ("XX", "", "XXX", [1, 1, 0], 0),  # and handed on in memory to ranks of the same node
+            ("XX", "", "XXX", [1, 1, 0], 0),  # and passed on in memory to ranks of the same node
             ("XX", "", "XXY", [1, 1, 0], 2),
-            ("ab", "", "abc", [0, 0, 0], 2),  # a node joins: it is sent what it needs
+            ("ab", "", "abc", [0, 0, 0], 2),  # a node joins and receives what it needs
         ],
         [
             ("aa", "", "aa", [0, 0], 0),  # one node, all ranks started again
-            ("ab", "b", "ac", [0, 1], 2),  # one node is lost, another takes its place
+            ("ab", "b", "ac", [0, 1], 2),  # one node is lost and replaced
         ],
         [("aa", "", "a", [0], 0)],
         [("XXX", "", "X", [3], 0)],
     ],
     ids=["three", "two", "one of two", "one of three"],
 )
-def test_every_share_is_read_once_or_not_at_all(
-    tmp_path: Path, cases: list[tuple[str, str, str, list[int], int]]
-) -> None:
+def test_every_share_is_read_at_most_once(tmp_path: Path, cases: list[tuple[str, str, str, list[int], int]]) -> None:
     """Nodes a, b, c have a local tier, X, Y, Z none."""
 
     def folders(case: int, nodes: str) -> list[str]:
@@ -56,7 +54,7 @@ def test_every_share_is_read_once_or_not_at_all(
 
 
 @pytest.mark.parametrize("fates", [["dies"], ["commits", "fails", "dies"]])
-def test_what_was_committed_last_stays_in_memory_until_the_next_commit(tmp_path: Path, fates: list[str]) -> None:
+def test_the_last_committed_share_stays_in_memory_until_the_next_commit(tmp_path: Path, fates: list[str]) -> None:
     url, node = str(tmp_path / "state"), tmp_path / "node"
     node.mkdir(mode=0o700)
     places = {url: [str(node)] * 2}
@@ -66,7 +64,7 @@ def test_what_was_committed_last_stays_in_memory_until_the_next_commit(tmp_path:
     assert [Path(f"{url}-{rank}").read_text() for rank in range(2)] == ["0 0", "0 0"]
 
 
-def test_a_rank_without_memory_is_said_on_all(tmp_path: Path) -> None:
+def test_a_rank_without_memory_is_an_error_on_all_ranks(tmp_path: Path) -> None:
     url, outcome = str(tmp_path / "state"), str(tmp_path / "outcome")
     assert ranks.run(sharded.save_on_nodes, 2, {url: ["X", "X"]}) == [0, 0]
     assert ranks.run(sharded.restore_without_memory, 2, url, outcome) == [0, 0]
@@ -85,7 +83,7 @@ def test_a_rank_without_memory_is_said_on_all(tmp_path: Path) -> None:
         ([5, 5, 5], [[], [2], [1]], [0, 2, 1]),
     ],
 )
-def test_shares_are_supplied_evenly_from_memory_first(
+def test_shares_are_supplied_evenly_and_preferably_from_memory(
     sizes_bytes: list[int], offered: list[list[int]], suppliers: list[int]
 ) -> None:
     assert restore.choose(sizes_bytes, offered) == suppliers

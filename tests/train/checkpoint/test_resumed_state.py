@@ -1,4 +1,4 @@
-"""What a resume gives back is the script's own, as if training had not been interrupted."""
+"""A resumed state is as if training had not been interrupted."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def tensors(value: Any, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def described(state: Any) -> dict[str, Any]:
-    """What can be seen of each tensor, and with which others it shares its storage."""
+    """The properties of each tensor, and the others that share its storage."""
     found = dict(tensors(state))
     homes: dict[int, list[str]] = {}
     for path, tensor in found.items():
@@ -113,7 +113,7 @@ def described(state: Any) -> dict[str, Any]:
 
 
 def written(state: Any) -> tuple[Any, list[int]]:
-    """What torch.save writes: read back, and the sizes of the storages in it."""
+    """The state after torch.save and torch.load, and the sizes of its storages."""
     file = io.BytesIO()
     torch.save(state, file)
     sizes = [each.file_size for each in zipfile.ZipFile(file).infolist() if "/data/" in each.filename]
@@ -126,7 +126,7 @@ def written(state: Any) -> tuple[Any, list[int]]:
     [*[(kind, torch.float32) for kind in OPTIMIZERS], ("Adam", torch.bfloat16), ("SGD", torch.float64)],
     ids=str,
 )
-def test_a_resumed_optimizer_is_as_one_that_went_on(tmp_path: Path, kind: str, dtype: torch.dtype) -> None:
+def test_a_resumed_optimizer_equals_an_uninterrupted_one(tmp_path: Path, kind: str, dtype: torch.dtype) -> None:
     model, optimizer = trained(kind, dtype)
     steps(model, optimizer, 2)
     checkpoints = Checkpointer(LocalStorage(tmp_path))
@@ -149,7 +149,7 @@ def test_a_resumed_optimizer_is_as_one_that_went_on(tmp_path: Path, kind: str, d
         assert sizes_a == sizes_b
 
 
-def test_every_kind_of_tensor_comes_back_as_it_was(tmp_path: Path) -> None:
+def test_every_kind_of_tensor_is_restored(tmp_path: Path) -> None:
     shared = torch.randn(40, 60)
     state = {
         "large": torch.randn(300, 400),
@@ -178,7 +178,7 @@ def test_every_kind_of_tensor_comes_back_as_it_was(tmp_path: Path) -> None:
     written(found)
 
 
-def test_a_view_with_gaps_comes_back_closed_up(tmp_path: Path) -> None:
+def test_a_view_with_gaps_is_restored_without_them(tmp_path: Path) -> None:
     checkpoints = Checkpointer(LocalStorage(tmp_path))
     whole = torch.randn(6, 8)
     checkpoints.save(
@@ -196,7 +196,7 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
-def test_memory_goes_with_the_tensors_that_were_in_it() -> None:
+def test_memory_is_freed_with_its_tensors() -> None:
     size = 32 << 20
     room = buffers.ReadBuffer(2 * size + 100)
     room.data.fill_(1)
@@ -211,7 +211,7 @@ def test_memory_goes_with_the_tensors_that_were_in_it() -> None:
     assert second.view(torch.uint8).sum() == size
 
 
-def test_what_no_tensor_has_kept_is_given_back_at_once() -> None:
+def test_unused_memory_is_freed_immediately() -> None:
     room = buffers.ReadBuffer(32 << 20)
     room.data.fill_(1)
     kept = room.keep_tensor(16 << 20, torch.uint8, (1 << 20,))
@@ -227,8 +227,8 @@ def test_small_and_unaligned_tensors_are_copied(start: int, length: int) -> None
     assert buffers.ReadBuffer(2 << 20).keep_tensor(start, torch.uint8, (length,)) is None
 
 
-def test_ordered_dicts_are_plain_ones_to_earlier_versions(tmp_path: Path) -> None:
-    """Which ignore what a share document says of them."""
+def test_earlier_versions_read_ordered_dicts_as_plain_ones(tmp_path: Path) -> None:
+    """Earlier versions ignore the field of a share document that lists them."""
     storage = LocalStorage(tmp_path)
     checkpoints = Checkpointer(storage)
     inner = OrderedDict({2: 1.5, "$b": OrderedDict(a=(OrderedDict(c=1), {"d": [OrderedDict()]}))})
@@ -251,9 +251,9 @@ def test_ordered_dicts_are_plain_ones_to_earlier_versions(tmp_path: Path) -> Non
             parse(commit, [{**document, "ordered": {"state": where}}])
 
 
-def test_a_part_of_the_scripts_own_gets_its_ordered_dict(tmp_path: Path) -> None:
+def test_a_custom_part_gets_its_ordered_dict(tmp_path: Path) -> None:
     class Recent:
-        """Moves what it has seen to the end."""
+        """Moves entries that were read to the end."""
 
         def __init__(self) -> None:
             self.seen: Any = OrderedDict(a=torch.ones(1), b=torch.ones(2))
@@ -276,7 +276,7 @@ def test_a_part_of_the_scripts_own_gets_its_ordered_dict(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", ["$own", "$rank", "$"])
-def test_a_name_that_is_taken_is_refused_at_the_start(tmp_path: Path, name: str) -> None:
+def test_a_reserved_name_is_refused_at_the_start(tmp_path: Path, name: str) -> None:
     with pytest.raises(StateError, match="needs another name: names that start with"):
         Run(str(tmp_path), model=nn.Linear(1, 1), **{name: nn.Linear(1, 1)})
     with pytest.raises(StateError, match="needs a name that is text"):

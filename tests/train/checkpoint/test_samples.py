@@ -1,4 +1,4 @@
-"""Checkpoints of earlier versions are read, to the bit, and hold what verify expects."""
+"""Checkpoints of earlier versions are read exactly, and verify accepts them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.train.samples import NAMES, SAMPLES, described, expected
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_bit_is_read(name: str) -> None:
+def test_sample_checkpoints_are_read_exactly(name: str) -> None:
     storage = LocalStorage(SAMPLES / name)
     read = {}
     for commit in read_commits(storage):
@@ -28,7 +28,7 @@ def test_every_bit_is_read(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_verify_finds_nothing_wrong(name: str, tmp_path: Path) -> None:
+def test_verify_accepts_sample_checkpoints(name: str, tmp_path: Path) -> None:
     storage = LocalStorage(SAMPLES / name)
     found = list(verify.findings(storage))
     assert found
@@ -40,7 +40,7 @@ def test_verify_finds_nothing_wrong(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "step"), [("one-rank", 3), ("two-ranks", 7), ("grid", 1), ("tables", 6)])
-def test_a_run_goes_on_from_it(name: str, step: int, tmp_path: Path) -> None:
+def test_a_run_resumes_from_sample_checkpoints(name: str, step: int, tmp_path: Path) -> None:
     shutil.copytree(SAMPLES / name, tmp_path, dirs_exist_ok=True)
     storage = LocalStorage(tmp_path)
     checkpoints = Checkpointer(storage)

@@ -1,4 +1,4 @@
-"""Sharded state (FSDP2, DTensor): saved as shards, restored at another size and another sharding."""
+"""Sharded state (FSDP2, DTensor): saved as shards, restored at another world size and sharding."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.train.states import same
 
 
 def trained(folder: Path, url: str, world_size: int, how: str, stop: int) -> dict[str, Any]:
-    """Train until step `stop`; what rank 0 noted."""
+    """Train until step `stop`; return the notes of rank 0."""
     notes = folder / f"{world_size}-{how}-{stop}"
     assert ranks.run(sharded.train, world_size, url, str(notes), how, stop) == [0] * world_size
     noted: dict[str, Any] = json.loads(notes.read_text())
@@ -28,7 +28,7 @@ def trained(folder: Path, url: str, world_size: int, how: str, stop: int) -> dic
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Eight steps of two ranks that nothing happens to."""
+    """Eight steps of two ranks without an interruption."""
     return trained(tmp_path_factory.mktemp("undisturbed"), "", 2, "rows", 8)
 
 
@@ -42,7 +42,7 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory, undisturbed: dict[str,
 
 
 def resumed(state: Path, tmp_path: Path, world_size: int, how: str) -> dict[str, Any]:
-    """Train on, from a copy of the state."""
+    """Continue training from a copy of the state."""
     for file in state.rglob("*.*"):
         copy = tmp_path / "state" / file.relative_to(state)
         copy.parent.mkdir(parents=True, exist_ok=True)
@@ -52,7 +52,7 @@ def resumed(state: Path, tmp_path: Path, world_size: int, how: str) -> dict[str,
     return noted
 
 
-def test_two_ranks_that_resume_end_bit_by_bit_as_those_that_were_not_interrupted(
+def test_resumed_ranks_end_exactly_as_uninterrupted_ones(
     tmp_path: Path, interrupted: Path, undisturbed: dict[str, Any]
 ) -> None:
     second = resumed(interrupted, tmp_path, 2, "rows")
@@ -62,7 +62,7 @@ def test_two_ranks_that_resume_end_bit_by_bit_as_those_that_were_not_interrupted
 
 
 @pytest.mark.parametrize(("world_size", "how"), [(1, "plain"), (3, "columns"), (4, "hybrid")])
-def test_it_resumes_at_another_size_and_another_sharding(
+def test_it_resumes_at_another_world_size_and_sharding(
     tmp_path: Path, interrupted: Path, undisturbed: dict[str, Any], world_size: int, how: str
 ) -> None:
     second = resumed(interrupted, tmp_path, world_size, how)
@@ -82,7 +82,7 @@ def test_it_resumes_at_another_size_and_another_sharding(
         (4, 1, {"replicas": "plain"}),
     ],
 )
-def test_shards_of_every_kind_are_restored_in_another(
+def test_shards_are_restored_to_any_other_sharding(
     tmp_path: Path, saved_by: int, restored_by: int, spreads: dict[str, str]
 ) -> None:
     assert ranks.run(sharded.save_tensors, saved_by, str(tmp_path), list(spreads)) == [0] * saved_by
@@ -90,7 +90,7 @@ def test_shards_of_every_kind_are_restored_in_another(
         storage = LocalStorage(tmp_path / how)
         read, _ = read_alone(storage, next(read_commits(storage)))
         assert same(read["model"], sharded.tensors_for("plain") | {"plain": torch.arange(1000.0)})
-    if "replicas" in spreads:  # what several ranks hold is written once
+    if "replicas" in spreads:  # replicas are written once
         files = [safetensors.torch.load_file(file) for file in tmp_path.glob("replicas/data/*/*.safetensors")]
         written = sum(tensor.nbytes for file in files for tensor in file.values())
         whole = [*sharded.tensors_for("plain").values(), torch.arange(1000.0), torch.arange(saved_by)]
@@ -98,7 +98,7 @@ def test_shards_of_every_kind_are_restored_in_another(
     assert ranks.run(sharded.restore_tensors, restored_by, str(tmp_path), spreads) == [0] * restored_by
 
 
-def test_it_resumes_bit_by_bit_in_mixed_precision_and_with_states_of_other_shapes(tmp_path: Path) -> None:
+def test_it_resumes_exactly_in_mixed_precision_with_states_of_other_shapes(tmp_path: Path) -> None:
     how = "mixed statistics"
     whole = trained(tmp_path, "", 2, how, 8)
     first = trained(tmp_path, str(tmp_path / "state"), 2, how, 4)
@@ -108,8 +108,8 @@ def test_it_resumes_bit_by_bit_in_mixed_precision_and_with_states_of_other_shape
     assert (second["ends"], second["moments"]) == (whole["ends"], whole["moments"])
 
 
-def test_states_of_other_shapes_than_their_parameters_are_spread_over_another_number_of_ranks(tmp_path: Path) -> None:
-    """Also over a mesh of two dimensions, where the first had one."""
+def test_states_of_other_shapes_than_their_parameters_are_resharded(tmp_path: Path) -> None:
+    """Also over a mesh of two dimensions instead of one."""
     whole = trained(tmp_path, "", 2, "statistics", 4)
     trained(tmp_path, str(tmp_path / "state"), 3, "statistics", 2)
     second = trained(tmp_path, str(tmp_path / "state"), 4, "statistics hybrid", 4)
@@ -118,7 +118,7 @@ def test_states_of_other_shapes_than_their_parameters_are_spread_over_another_nu
         torch.testing.assert_close(torch.tensor(value), torch.tensor(whole["moments"][name]))
 
 
-def test_tensor_parallelism_with_sharding_is_resumed_at_another_size_and_without_either(tmp_path: Path) -> None:
+def test_tensor_parallel_and_sharded_training_resumes_in_other_layouts(tmp_path: Path) -> None:
     found = []
     for number, world_size in enumerate((2, 4, 1), start=1):
         notes = tmp_path / f"notes-{number}"
@@ -132,7 +132,7 @@ def test_tensor_parallelism_with_sharding_is_resumed_at_another_size_and_without
 
 
 def test_meshes_that_differ_from_rank_to_rank_are_refused(tmp_path: Path) -> None:
-    """By each save, and before training by `Run`."""
+    """Each save refuses them, and `Run` does before training."""
     url, outcome = str(tmp_path / "state"), str(tmp_path / "outcome")
     assert ranks.run(sharded.save_over_meshes, 4, url, outcome) == [0] * 4
     said = Path(f"{outcome}-0").read_text()

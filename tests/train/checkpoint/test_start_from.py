@@ -1,4 +1,4 @@
-"""A run that starts from another run's checkpoint, and cannot harm it."""
+"""A run that starts from another run's checkpoint does not change it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.train.states import same
 
 
 def train(url: Path, epochs: int) -> int:
-    """Train on 12 numbers an epoch, 3 steps, saving each; returns the steps done."""
+    """Train on 12 numbers in 3 steps per epoch, and save each step; return the number of steps."""
     torch.manual_seed(0)
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -42,7 +42,7 @@ def train(url: Path, epochs: int) -> int:
 
 
 def steps(url: Path) -> list[int]:
-    """The steps that are kept; the last is committed once more, at the end of training."""
+    """The steps that are kept; the last one is committed again at the end of training."""
     return sorted({commit.step for commit in read_commits(LocalStorage(url))})
 
 
@@ -59,7 +59,7 @@ def old(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(("wanted", "begins"), [("4", 5), ("latest", 7)])
-def test_it_goes_on_from_there_and_leaves_the_other_as_it_was(
+def test_a_run_starts_from_another_url_without_changing_it(
     old: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -76,7 +76,7 @@ def test_it_goes_on_from_there_and_leaves_the_other_as_it_was(
     assert f"started from step {begins - 1}, epoch {(begins - 1) // 3} of {old.as_uri()}" in caplog.messages
 
 
-def test_once_it_has_a_commit_of_its_own_that_counts(
+def test_a_commit_of_its_own_takes_precedence(
     old: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("ELASTICCTL_START_FROM", f"{old.as_uri()}#2")
@@ -87,7 +87,7 @@ def test_once_it_has_a_commit_of_its_own_that_counts(
     assert any("resumed from step 3" in message for message in caplog.messages)
 
 
-def test_a_run_with_nothing_left_to_do_commits_where_it_is(
+def test_a_run_with_nothing_left_to_do_still_commits(
     old: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ELASTICCTL_START_FROM", f"{old.as_uri()}#latest")
@@ -106,8 +106,8 @@ def test_a_missing_step_is_reported_with_those_that_exist(
         train(tmp_path / "new", 3)
 
 
-def test_of_a_damaged_step_nothing_else_is_taken(old: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The newest whole one does for `latest`; who asks for a step gets that one or none."""
+def test_a_damaged_step_is_not_replaced_by_another(old: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`latest` is the newest intact checkpoint; a number is that step or an error."""
     newest = [commit for commit in read_commits(LocalStorage(old)) if commit.step == 6]
     for file in (file for commit in newest for file in (old / commit.folder).glob("*.safetensors")):
         file.chmod(0o600)
@@ -121,20 +121,20 @@ def test_of_a_damaged_step_nothing_else_is_taken(old: Path, tmp_path: Path, monk
 
 
 @pytest.mark.parametrize("value", ["latest", "#3", "file:///x#", "file:///x#-1", "file:///x#newest"])
-def test_what_is_no_url_with_a_step_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+def test_an_invalid_origin_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("ELASTICCTL_START_FROM", value)
     with pytest.raises(TrainError, match="set it to URL#STEP or URL#latest"):
         train(tmp_path / "new", 1)
 
 
-def test_it_needs_a_place_of_its_own(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_needs_a_storage_of_its_own(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ELASTICCTL_START_FROM", f"{old.as_uri()}#latest")
     with pytest.raises(TrainError, match="needs a storage URL for this run"):
         Run(model=torch.nn.Linear(1, 1))
 
 
 def on_two_ranks(root: str) -> None:
-    """Both get the state, and both the error."""
+    """Both ranks get the state, or the error."""
     world = join()
     checkpoints = Checkpointer(LocalStorage(Path(root, "new")), world)
     origin = LocalStorage(Path(root, "old"))
@@ -148,13 +148,13 @@ def on_two_ranks(root: str) -> None:
     leave(world)
 
 
-def test_every_rank_hears_of_it(tmp_path: Path) -> None:
+def test_errors_are_raised_on_every_rank(tmp_path: Path) -> None:
     first = Checkpointer(LocalStorage(tmp_path / "old"))
     state: dict[str, Any] = {"n": 7}
     first.save(state, Label(3))
     assert first.settle()
     assert ranks.run(on_two_ranks, 2, str(tmp_path)) == [0, 0]
-    told = [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in (0, 1)]
-    assert same(told[0], told[1])
-    assert told[0][:2] == [3, 7]
-    assert "of step 4" in told[0][2]
+    notes = [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in (0, 1)]
+    assert same(notes[0], notes[1])
+    assert notes[0][:2] == [3, 7]
+    assert "of step 4" in notes[0][2]

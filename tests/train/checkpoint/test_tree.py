@@ -28,7 +28,7 @@ def test_a_tree_survives_json(tree: Any) -> None:
     assert same(through_json(tree), tree)
 
 
-def test_the_states_of_torchs_schedulers_survive() -> None:
+def test_the_states_of_torchs_schedulers_are_restored() -> None:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1, momentum=0.9)
     lr = torch.optim.lr_scheduler
     schedulers: list[Any] = [
@@ -45,7 +45,7 @@ def test_the_states_of_torchs_schedulers_survive() -> None:
         scheduler.load_state_dict(restored)
 
 
-def test_tied_tensors_stay_one() -> None:
+def test_tied_tensors_stay_tied() -> None:
     weight = torch.ones(2, 3)
     restored = through_json({"a": weight, "b": {"c": weight}, "view": weight.t(), "copy": weight.clone()})
     assert restored["a"] is restored["b"]["c"]
@@ -70,7 +70,7 @@ def test_names_never_clash() -> None:
     assert "__metadata__" not in flat.tensors
 
 
-def test_the_ordered_dict_of_a_module_becomes_a_dict() -> None:
+def test_the_ordered_dict_of_a_module_becomes_a_plain_dict() -> None:
     state = torch.nn.Linear(1, 1).state_dict()
     assert type(state) is OrderedDict
     assert same(through_json(state), dict(state))
@@ -83,24 +83,24 @@ def freed() -> torch.Tensor:
 
 
 def experimental(make: Any) -> Any:
-    """What torch warns of."""
+    """Create a value without torch's warnings."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return make()
 
 
 class Level(IntEnum):
-    """A number, and more than that."""
+    """An int with a name."""
 
     LOW = 1
 
 
 class Subclass(torch.Tensor):
-    """More than its elements, perhaps."""
+    """A tensor that may have more than its elements."""
 
 
 class Custom:
-    """Something no checkpoint can hold."""
+    """A value that a checkpoint cannot hold."""
 
     def __reduce__(self) -> Any:
         raise AssertionError("somebody tried to pickle it")
@@ -148,14 +148,14 @@ class Custom:
         ([1, "\ud83d\ude00"], "a text with a pair of surrogates"),
     ],
 )
-def test_anything_else_is_refused_by_its_path(value: object, said: str) -> None:
+def test_unsupported_values_are_refused_with_their_path(value: object, said: str) -> None:
     with pytest.raises(StateError, match=r"optimizer/groups/1/odd(/1)?: a checkpoint cannot hold") as caught:
         Flattener().encode({"groups": [{}, {"odd": value}]}, "optimizer")
     assert said in str(caught.value)
 
 
 @pytest.mark.parametrize("wrap", [lambda inner: [inner], lambda inner: (inner,), lambda inner: {"a": inner, 1: 0}])
-def test_as_deep_as_can_be_read_is_as_deep_as_can_be_saved(wrap: Any) -> None:
+def test_trees_deeper_than_readable_are_refused(wrap: Any) -> None:
     tree: Any = {}
     for _ in range(MAX_DEPTH):
         tree = wrap(tree)
@@ -165,7 +165,7 @@ def test_as_deep_as_can_be_read_is_as_deep_as_can_be_saved(wrap: Any) -> None:
 
 
 @pytest.mark.parametrize("leaf", [1, 1.5, "text", [1], [], {"a": 1}, (1, 2), Counter("ab"), torch.ones(1)])
-def test_what_is_saved_at_any_depth_can_be_read(leaf: Any) -> None:
+def test_a_saved_tree_of_any_depth_can_be_read(leaf: Any) -> None:
     for depth in range(MAX_DEPTH - 3, MAX_DEPTH + 2):
         tree = leaf
         for _ in range(depth):
@@ -174,7 +174,7 @@ def test_what_is_saved_at_any_depth_can_be_read(leaf: Any) -> None:
             assert same(through_json(tree), tree)
 
 
-def test_what_lies_in_itself_is_refused() -> None:
+def test_circular_values_are_refused() -> None:
     cycle: list[Any] = []
     cycle.append({"again": cycle})
     with pytest.raises(
@@ -183,7 +183,7 @@ def test_what_lies_in_itself_is_refused() -> None:
         Flattener().encode(cycle, "state")
 
 
-def test_lists_of_lists_of_the_same_list_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exponentially_nested_lists_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tree_module, "MAX_CONTAINERS", 1000)
     bomb: list[Any] = []
     for _ in range(60):
@@ -193,18 +193,18 @@ def test_lists_of_lists_of_the_same_list_are_refused(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("key", [1 << 14_000, (1, 1 << 20_000), 1 << 20_000], ids=["number", "pair", "larger"])
-def test_a_key_too_large_for_words_is_refused(key: Any) -> None:
+def test_a_key_too_large_to_print_is_refused(key: Any) -> None:
     with pytest.raises(StateError, match=r"^state.*: a checkpoint cannot hold an? (key|integer)"):
         Flattener().encode({key: 1}, "state")
 
 
 @pytest.mark.parametrize("number", [(1 << 14_000) - 1, 1 << 64, -(1 << 64)], ids=["largest", "large", "low"])
-def test_large_numbers_survive(number: int) -> None:
+def test_large_numbers_are_restored(number: int) -> None:
     assert through_json([number, {"a": number, number: 1}]) == [number, {"a": number, number: 1}]
 
 
 @pytest.mark.parametrize("key", ["\ud83d\ude00", ("\ud83d\ude00", 1)], ids=["text", "pair"])
-def test_a_key_that_would_come_back_as_another_is_refused(key: Any) -> None:
+def test_a_key_that_json_would_change_is_refused(key: Any) -> None:
     with pytest.raises(StateError, match=r"^state/.*: a checkpoint cannot hold a text"):
         Flattener().encode({key: 1, "\N{GRINNING FACE}": 2}, "state")
     with pytest.raises(StateError, match="the name of a part: a checkpoint cannot hold a text"):
@@ -229,7 +229,7 @@ json_values = st.recursive(
 
 
 @given(json_values)
-def test_json_that_is_no_tree_is_damage_and_nothing_worse(data: Any) -> None:
+def test_json_that_is_not_a_tree_is_damage(data: Any) -> None:
     def tensor(name: str, kind: TensorType) -> torch.Tensor:
         raise DamagedError(f"no tensor {name}")
 
@@ -237,7 +237,7 @@ def test_json_that_is_no_tree_is_damage_and_nothing_worse(data: Any) -> None:
         decode(data, tensor)
 
 
-def test_leaves_are_named_as_the_flattener_names_them() -> None:
+def test_leaves_have_the_names_of_the_flattener() -> None:
     weight = torch.ones(2)
     value = {"a": [weight, {"b": (1, torch.zeros(1))}], 3: {"exp_avg": torch.ones(3)}, "no": None, "again": weight}
     flat = Flattener()

@@ -1,4 +1,4 @@
-"""Loaders over map-style datasets: the sampler alone, the loader for other frameworks, torchdata's."""
+"""Loaders over map-style datasets: the sampler, the loader for other frameworks, and torchdata's."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from elasticctl_train.data.sample_order import Cursor, EpochPlan, Feed
 from tests.support.train.programs import Numbers
 
 TORCHDATA = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
-"""What torchdata 0.11 does with torch 2.13."""
+"""A warning of torchdata 0.11 with torch 2.13."""
 
 
 def loader(length: int = 40, position: int = 0, feed: Feed | None = None, **options: Any) -> ElasticLoader:
@@ -35,7 +35,7 @@ def loader(length: int = 40, position: int = 0, feed: Feed | None = None, **opti
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_what_workers_fetched_ahead_is_not_counted(workers: int) -> None:
+def test_batches_that_workers_prefetch_are_not_counted(workers: int) -> None:
     feed = Feed()
     batches = iter(loader(feed=feed, num_workers=workers))
     assert feed.drop_pending() == 0
@@ -46,44 +46,44 @@ def test_what_workers_fetched_ahead_is_not_counted(workers: int) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_loader_goes_on_from_the_position(workers: int) -> None:
+def test_a_loader_continues_from_the_position(workers: int) -> None:
     rest = loader(length=30, position=16, num_workers=workers)
     assert len(rest) == 2
     assert [batch.tolist() for batch in rest] == [list(range(16, 24)), list(range(24, 30))]
     assert list(loader(position=40)) == []
 
 
-def test_the_length_before_a_pass_is_that_of_a_pass_that_would_begin_now() -> None:
-    """A loader that was made before the loop over the epochs, by a rank that has joined in the middle of one."""
+def test_the_length_before_a_pass_is_the_number_of_remaining_batches() -> None:
+    """The loader is created before the loop over epochs, by a rank that has joined in the middle of one."""
     place = [Cursor(position=16)]
     feed = Feed()
     feed.begin_epoch()
     feed.adopt_repeated(1)
     batches = loaders.make_loader(Numbers(40), EpochPlan(40, 8), feed, lambda: place[0], lambda: place[0], {})
-    assert len(batches) == 2, "the other ranks, which have had a batch twice, end after two more if they count"
+    assert len(batches) == 2, "ranks that have repeated a batch end after two more if they count batches"
     passed = iter(batches)
     next(passed)
-    assert len(batches) == 3, "those that do not count are told what there is"
+    assert len(batches) == 3, "after that, the real number of remaining batches"
     place[0] = Cursor(position=32)
     feed.begin_rest()
     feed.begin_epoch()
-    assert len(batches) == 1, "the epoch is begun again"
+    assert len(batches) == 1, "the epoch starts again"
     place[0] = Cursor(epoch=1)
     feed.begin_epoch()
     assert len(batches) == 5
     feed.adopt_repeated(6)
-    assert len(batches) == 5, "whoever goes on beyond what was repeated does not count"
+    assert len(batches) == 5, "a loop that continues after the repeated batches does not count them"
 
 
-def test_a_script_that_numbers_batches_knows_the_last_one_though_some_came_twice() -> None:
-    """As scripts do that make a step every few batches and at the end of the epoch."""
+def test_the_length_includes_repeated_batches() -> None:
+    """For scripts that make a step every few batches and at the end of the epoch."""
     feed, place = Feed(), [Cursor()]
     batches = loaders.make_loader(Numbers(40), EpochPlan(40, 8), feed, lambda: place[0], lambda: place[0], {})
     assert len(batches) == 5
     seen = []
     for number, batch in enumerate(batches):
         seen.append(batch.tolist()[0])
-        if number == 2:  # these two are lost, in a group that is over
+        if number == 2:  # these two batches are lost with their group
             place[0] = Cursor(position=8)
             feed.move(0, 1)
         is_last = number + 1 == len(batches)
@@ -94,7 +94,7 @@ def test_a_script_that_numbers_batches_knows_the_last_one_though_some_came_twice
 
 
 @pytest.mark.parametrize("name", ["batch_size", "sampler", "batch_sampler"])
-def test_options_that_would_make_other_batches_are_refused(name: str) -> None:
+def test_options_that_would_change_batches_are_refused(name: str) -> None:
     with pytest.raises(DataError, match=f"{name}=4: run.loader forms the batches"):
         loader(**{name: 4})
 
@@ -106,7 +106,7 @@ class Pids(Numbers):
         return os.getpid()
 
 
-def test_workers_ignore_sigterm_and_run_the_scripts_own_start_too(capfd: pytest.CaptureFixture[str]) -> None:
+def test_workers_ignore_sigterm_and_call_the_scripts_worker_init_fn(capfd: pytest.CaptureFixture[str]) -> None:
     plan = EpochPlan(400, 8)
     options = {"num_workers": 2, "worker_init_fn": lambda worker: os.write(1, f"worker {worker}\n".encode())}
     batches = iter(loaders.make_loader(Pids(400), plan, Feed(), Cursor, Cursor, options))
@@ -118,7 +118,7 @@ def test_workers_ignore_sigterm_and_run_the_scripts_own_start_too(capfd: pytest.
 
 
 class Stuck(Numbers):
-    """Yields the process that fetched the sample, and never comes to the second batch."""
+    """Yields the process that fetched the sample, and hangs before the second batch."""
 
     def __getitem__(self, index: int) -> int:
         if index >= 8:
@@ -132,13 +132,13 @@ def test_a_rank_can_end_while_its_workers_are_stuck() -> None:
     next(batches)
     (worker,) = multiprocessing.active_children()
     worker.terminate()
-    with suppress(RuntimeError):  # what torch's handler of SIGCHLD raises where it comes before the worker is reaped
+    with suppress(RuntimeError):  # raised by torch's handler of SIGCHLD if it runs before the worker is reaped
         worker.join(240)
     worker.join(240)
     assert worker.exitcode == 128 + signal.SIGTERM
 
 
-def test_a_loader_draws_nothing_from_the_scripts_random_numbers() -> None:
+def test_a_loader_does_not_use_the_scripts_random_numbers() -> None:
     torch.manual_seed(0)
     expected = torch.rand(1)
     torch.manual_seed(0)
@@ -147,7 +147,7 @@ def test_a_loader_draws_nothing_from_the_scripts_random_numbers() -> None:
     assert torch.rand(1) == expected
 
 
-def test_a_dataset_without_numbers_is_refused() -> None:
+def test_a_dataset_that_cannot_be_indexed_is_refused() -> None:
     with pytest.raises(DataError, match=r"object: .*__len__ and __getitem__"):
         loaders.length_of(object())
 
@@ -156,7 +156,7 @@ def test_a_dataset_without_numbers_is_refused() -> None:
 
 
 def epoch_of(samplers: list[ElasticSampler], batches: int, options: dict[str, Any]) -> list[int]:
-    """Train on up to so many global batches of what is left of the epoch on all ranks; returns the samples."""
+    """Train on up to so many of the remaining global batches on all ranks; return the samples."""
     seen: list[int] = []
     iterators = [iter(DataLoader(Numbers(45), batch_sampler=sampler, **options)) for sampler in samplers]
     for _ in range(batches):
@@ -179,7 +179,7 @@ def samplers(world_size: int, state: dict[str, Any] | None, **plan: Any) -> list
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_sampler_alone_goes_on_at_any_world_size(workers: int) -> None:
+def test_a_sampler_continues_at_any_world_size(workers: int) -> None:
     seen, state = [], None
     for world_size, batches in [(2, 1), (1, 2), (3, 1), (2, 10)]:
         made = samplers(world_size, state, shuffle=True, seed=3)
@@ -192,7 +192,7 @@ def test_a_sampler_alone_goes_on_at_any_world_size(workers: int) -> None:
     assert seen == epoch_of(samplers(1, None, shuffle=True, seed=3), 10, {}), "in the order of one rank"
 
 
-def test_behind_the_last_batch_the_next_epoch_begins() -> None:
+def test_after_the_last_batch_the_next_epoch_begins() -> None:
     (sampler,) = samplers(1, None, shuffle=True)
     first = epoch_of([sampler], 99, {})
     assert (sampler.epoch, len(sampler)) == (1, 6)
@@ -203,7 +203,7 @@ def test_behind_the_last_batch_the_next_epoch_begins() -> None:
     assert resumed.epoch == 2
 
 
-def test_going_to_the_epoch_one_is_in_changes_nothing() -> None:
+def test_setting_the_current_epoch_changes_nothing() -> None:
     (sampler,) = samplers(1, None)
     sampler.advance()
     sampler.set_epoch(0)
@@ -222,7 +222,7 @@ def test_a_position_in_other_data_is_refused() -> None:
         ElasticSampler(EpochPlan(3, 8, drop_last=True))
 
 
-def test_torchrun_says_which_rank_a_sampler_is_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sampler_takes_its_rank_from_torchruns_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "2")
     monkeypatch.setenv("WORLD_SIZE", "3")
     assert next(iter(ElasticSampler(EpochPlan(45, 9)))) == [6, 7, 8]
@@ -237,7 +237,7 @@ def whole(**options: Any) -> ElasticDataLoader:
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("done", [0, 2, 6])
-def test_a_loader_with_a_state_goes_on_behind_the_last_batch(workers: int, done: int) -> None:
+def test_a_loader_with_a_state_continues_after_the_last_batch(workers: int, done: int) -> None:
     undisturbed = whole()
     expected = [batch.tolist() for _ in range(2) for batch in undisturbed]
     loader = whole(num_workers=workers)
@@ -253,7 +253,7 @@ def test_a_loader_with_a_state_goes_on_behind_the_last_batch(workers: int, done:
 
 
 def test_an_epoch_that_is_set_after_iter_counts() -> None:
-    """Frameworks make the iterator first and tell the epoch then."""
+    """Frameworks create the iterator first and set the epoch afterwards."""
     loader = whole()
     iterator = iter(loader)
     loader.set_epoch(1)
@@ -262,7 +262,7 @@ def test_an_epoch_that_is_set_after_iter_counts() -> None:
     assert [batch.tolist() for batch in iterator] == epochs[1] != epochs[0]
 
 
-def test_the_loss_is_weighted_by_the_slice_of_the_newest_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_weight_is_that_of_the_newest_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "3")
     loader = ElasticDataLoader(Numbers(17), global_batch=8)
@@ -274,7 +274,7 @@ def test_the_loss_is_weighted_by_the_slice_of_the_newest_batch(monkeypatch: pyte
 
 
 def read(url: str, steps: int, epochs: int = 2, workers: int = 0, **others: Any) -> list[tuple[int, list[int]]]:
-    """Read so many batches in steps that are saved; returns each with its epoch."""
+    """Read so many batches in steps that are saved; return each with its epoch."""
     seen: list[tuple[int, list[int]]] = []
     torch.manual_seed(0)
     batches = StatefulDataLoader(Numbers(20), batch_size=4, shuffle=True, num_workers=workers)
@@ -292,7 +292,7 @@ def read(url: str, steps: int, epochs: int = 2, workers: int = 0, **others: Any)
 
 @TORCHDATA
 @pytest.mark.parametrize(("workers", "steps"), [(0, 3), (2, 3), (0, 5)])
-def test_a_stateful_data_loader_goes_on_where_it_was(tmp_path: Path, workers: int, steps: int) -> None:
+def test_a_stateful_data_loader_continues_where_it_was(tmp_path: Path, workers: int, steps: int) -> None:
     expected = read(str(tmp_path / "whole"), 99, workers=workers)
     first = read(str(tmp_path / "parts"), steps, workers=workers)
     assert first == expected[:steps]
@@ -302,7 +302,7 @@ def test_a_stateful_data_loader_goes_on_where_it_was(tmp_path: Path, workers: in
 
 
 @TORCHDATA
-def test_at_another_world_size_it_reads_afresh_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_at_another_world_size_it_starts_over_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     loader = StatefulDataLoader(Numbers(20), batch_size=4)
     loaders.restore({"batches": loader}, {"loaders": {}}, 2, 3)
     assert caplog.messages == ["batches: the positions were saved on 2 ranks and cannot be used on 3: starting over"]
@@ -310,6 +310,6 @@ def test_at_another_world_size_it_reads_afresh_and_says_so(caplog: pytest.LogCap
         loaders.restore({"batches": loader}, {"loaders": {}}, 3, 3)
 
 
-def test_a_loader_without_a_position_is_no_part() -> None:
+def test_a_loader_without_a_position_is_not_a_part() -> None:
     with pytest.raises(DataError, match=r"batches: a DataLoader cannot save its position. FIX: use run\.loader"):
         Run(model=torch.nn.Linear(1, 1), batches=DataLoader(Numbers(3)))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The position in the data: every sample of an epoch once, whatever the world size was along the way."""
+"""The position in the data: every sample of an epoch once, although the world size changes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ plans = st.builds(
 
 
 @given(plans, st.lists(st.tuples(st.integers(1, 7), st.integers(1, 5)), max_size=6), st.integers(1, 7))
-def test_every_sample_once_while_the_world_changes(
+def test_every_sample_is_used_once_while_the_world_size_changes(
     plan: EpochPlan, changes: list[tuple[int, int]], last_world_size: int
 ) -> None:
     position, seen, batches = 0, Counter[int](), []
@@ -49,7 +49,7 @@ def test_every_sample_once_while_the_world_changes(
 
 
 @given(plans, st.integers(1, 7))
-def test_weights_turn_the_mean_over_ranks_into_that_of_the_batch(plan: EpochPlan, world_size: int) -> None:
+def test_weights_turn_the_mean_over_ranks_into_the_mean_of_the_batch(plan: EpochPlan, world_size: int) -> None:
     for batch in plan.batches(0):
         means, weights = [], []
         for rank in range(world_size):
@@ -62,7 +62,7 @@ def test_weights_turn_the_mean_over_ranks_into_that_of_the_batch(plan: EpochPlan
         assert over_ranks == pytest.approx(sum(batch) / len(batch))
 
 
-def test_an_order_depends_on_seed_and_epoch_alone() -> None:
+def test_the_order_depends_only_on_seed_and_epoch() -> None:
     orders = {
         (seed, epoch): tuple(int(i) for i in EpochPlan(50, 8, True, seed, epoch).order())
         for seed in range(3)
@@ -87,7 +87,7 @@ def test_a_plan_without_a_batch_is_refused(plan: EpochPlan) -> None:
         (EpochPlan(100, 8, True, 8), "seed=7"),
     ],
 )
-def test_a_begun_epoch_needs_the_same_data(plan: EpochPlan, said: str) -> None:
+def test_a_started_epoch_needs_the_same_data(plan: EpochPlan, said: str) -> None:
     begun = Cursor(step=5, epoch=2, position=40, length=100, shuffle=True, seed=7)
     with pytest.raises(DataError, match=f"epoch 2 was begun with .*{said}"):
         data.check(plan, begun)
@@ -95,7 +95,7 @@ def test_a_begun_epoch_needs_the_same_data(plan: EpochPlan, said: str) -> None:
     data.check(EpochPlan(100, 16, True, 7), begun)
 
 
-def test_a_step_of_fewer_batches_than_others_is_known() -> None:
+def test_a_step_of_fewer_batches_than_others_is_detected() -> None:
     feed = Feed()
     steps = []
     for batches in (3, 3, 2, 1, 3):
@@ -104,7 +104,7 @@ def test_a_step_of_fewer_batches_than_others_is_known() -> None:
         taken = feed.take_step()
         assert taken.batches == batches
         steps.append((taken.samples, taken.torn))
-    assert steps == [(24, True), (24, False), (16, True), (8, False), (24, False)], "of the first it is not known"
+    assert steps == [(24, True), (24, False), (16, True), (8, False), (24, False)], "it is unknown for the first one"
 
 
 def test_the_first_batch_of_a_pass_is_distinguished_from_that_of_another_step() -> None:

@@ -35,7 +35,7 @@ class Stream(IterableDataset[int]):
 
 
 class Stateful(Stream):
-    """Knows where it is and can go on there."""
+    """Saves its position and continues there."""
 
     at = 0
 
@@ -66,7 +66,7 @@ def loader(dataset: Any, feed: Feed, plan: StreamPlan, **options: Any) -> Stream
     st.booleans(),
 )
 @settings(max_examples=60)
-def test_every_sample_once_while_the_world_changes(
+def test_every_sample_is_used_once_while_the_world_size_changes(
     length: int, global_batch: int, changes: list[tuple[int, int]], stateful: bool, drop_last: bool
 ) -> None:
     position, mark, seen = 0, None, list[int]()
@@ -88,7 +88,7 @@ def test_every_sample_once_while_the_world_changes(
 
 
 @pytest.mark.parametrize("dataset", [Stream(30), Stateful(30)])
-def test_workers_change_nothing_and_what_they_fetch_ahead_is_not_counted(dataset: Stream) -> None:
+def test_workers_do_not_change_batches_and_prefetched_ones_are_not_counted(dataset: Stream) -> None:
     feed = Feed(1, 2)
     alone = [batch.tolist() for batch in loader(dataset, Feed(1, 2), StreamPlan(8))]
     batches = iter(loader(dataset, feed, StreamPlan(8), num_workers=2))
@@ -120,7 +120,7 @@ def test_a_stream_that_has_become_shorter_is_refused() -> None:
         (StreamPlan(8), {"batch_size": 4}, "batch_size=4: run.loader forms the batches"),
     ],
 )
-def test_options_that_cannot_be_are_refused(plan: StreamPlan, options: dict[str, Any], said: str) -> None:
+def test_invalid_options_are_refused(plan: StreamPlan, options: dict[str, Any], said: str) -> None:
     with pytest.raises(DataError, match=said):
         loader(Stream(8), Feed(), plan, **options)
 
@@ -129,7 +129,7 @@ def test_options_that_cannot_be_are_refused(plan: StreamPlan, options: dict[str,
 
 
 def read(url: str, dataset: Stream, stop_at: int = -1) -> list[int]:
-    """Train on two epochs; returns what was read. `stop_at`: the process is gone behind this step."""
+    """Train on two epochs; return the samples that were read. `stop_at`: the process ends after this step."""
     seen: list[int] = []
     run = Run(url, model=torch.nn.Linear(1, 1), save=SavePolicy(every_steps=1))
     for _ in run.epochs(2):
@@ -145,13 +145,13 @@ def read(url: str, dataset: Stream, stop_at: int = -1) -> list[int]:
 
 @pytest.mark.parametrize("kind", [Stream, Stateful])
 @pytest.mark.parametrize("stop_at", [2, 4, 6])
-def test_a_run_goes_on_in_the_middle_of_a_stream(tmp_path: Path, kind: type[Stream], stop_at: int) -> None:
+def test_a_run_continues_in_the_middle_of_a_stream(tmp_path: Path, kind: type[Stream], stop_at: int) -> None:
     expected = [number + 1000 * epoch for epoch in range(2) for number in range(30)]
     assert read(str(tmp_path), kind(30), stop_at) + read(str(tmp_path), kind(30)) == expected
 
 
 @pytest.mark.parametrize("kind", [Stream, Stateful])
-def test_a_batch_that_was_not_trained_on_comes_again(tmp_path: Path, kind: type[Stream]) -> None:
+def test_a_batch_that_was_not_trained_on_is_repeated(tmp_path: Path, kind: type[Stream]) -> None:
     def read(run: Run, stop_at: int) -> list[int]:
         seen: list[int] = []
         for batch in run.loader(dataset, global_batch=8):
@@ -164,7 +164,7 @@ def test_a_batch_that_was_not_trained_on_comes_again(tmp_path: Path, kind: type[
     never = SavePolicy(every_steps=1000)
     dataset = kind(40)
     run = Run(str(tmp_path), model=torch.nn.Linear(1, 1), save=never)
-    assert next(iter(run.loader(dataset, global_batch=8))).tolist() == list(range(8))  # only to look at it
+    assert next(iter(run.loader(dataset, global_batch=8))).tolist() == list(range(8))  # only a look at the first batch
     first = read(run, 1) + read(run, 3)
     run.finish()
     dataset = kind(40)
@@ -188,7 +188,7 @@ def test_a_stream_loader_made_before_the_loop_follows_training(tmp_path: Path, k
     assert read(6) + read(-1) == [number + 1000 * epoch for epoch in range(3) for number in range(30)]
 
 
-def test_what_a_run_cannot_do_with_a_stream_is_said(tmp_path: Path) -> None:
+def test_unsupported_uses_of_a_stream_are_refused(tmp_path: Path) -> None:
     run = Run(str(tmp_path), model=torch.nn.Linear(1, 1))
     with pytest.raises(DataError, match="Stream comes in an order of its own: give it a set_epoch"):
         run.loader(Stream(30), global_batch=8, shuffle=True)

@@ -1,4 +1,4 @@
-"""`dcp.save` and `dcp.load` over our storage, in one process: what comes back, what is refused, who can read it."""
+"""`dcp.save` and `dcp.load` over our storage, in one process: what is restored, what is refused, and other readers."""
 
 from __future__ import annotations
 
@@ -65,14 +65,14 @@ def load(state: dict[str, Any], folder: Path, **options: Any) -> dict[str, Any]:
     return state
 
 
-def test_everything_comes_back_and_nothing_is_stored_as_a_pickle(tmp_path: Path) -> None:
+def test_everything_is_restored_without_pickles(tmp_path: Path) -> None:
     save(some_state(), tmp_path)
     stored = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
-    assert b"PK\x03\x04" not in stored  # torch.save makes zip files
+    assert b"PK\x03\x04" not in stored  # torch.save writes zip files
     assert same(load(blank(some_state()), tmp_path), some_state())
 
 
-def test_it_is_a_checkpoint_like_any_other(tmp_path: Path) -> None:
+def test_a_save_is_an_ordinary_checkpoint(tmp_path: Path) -> None:
     save(some_state(), tmp_path, step=7)
     (commit,) = read_commits(LocalStorage(tmp_path))
     assert commit.step == 7
@@ -83,7 +83,7 @@ def test_it_is_a_checkpoint_like_any_other(tmp_path: Path) -> None:
     assert same(restored.state["model"], some_state()["model"])
 
 
-def test_what_a_checkpointer_has_saved_is_loaded(tmp_path: Path) -> None:
+def test_checkpoints_of_a_checkpointer_are_loaded(tmp_path: Path) -> None:
     optimizer = {"state": {0: {"step": torch.tensor(3.0)}}, "param_groups": [{"betas": (0.9, 0.99)}]}
     kept = Checkpointer(LocalStorage(tmp_path))
     kept.save({"model": checkpoints.model_state(), "optimizer": optimizer}, Label(4), local={"own": torch.ones(2)})
@@ -107,7 +107,7 @@ def test_a_step_is_chosen_by_number(tmp_path: Path) -> None:
     assert said_of(lambda: load(state, tmp_path, step=5), MissingError).endswith("existing steps: 9, 2, 1")
 
 
-def test_older_ones_stay_by_default(tmp_path: Path) -> None:
+def test_older_checkpoints_stay_by_default(tmp_path: Path) -> None:
     for _ in range(5):
         save({"t": torch.ones(2)}, tmp_path)
     assert len(list(read_commits(LocalStorage(tmp_path)))) == 5
@@ -115,7 +115,7 @@ def test_older_ones_stay_by_default(tmp_path: Path) -> None:
     assert [commit.step for commit in read_commits(LocalStorage(tmp_path))] == [6, 5]
 
 
-def test_a_save_in_the_background_is_of_the_state_at_its_beginning(tmp_path: Path) -> None:
+def test_an_async_save_has_the_state_at_its_start(tmp_path: Path) -> None:
     state = {"t": torch.ones(1000), "n": 1}
     saving = dcp.async_save(state, storage_writer=ElasticWriter(tmp_path))
     state["t"].zero_()
@@ -135,7 +135,7 @@ def test_the_url_of_a_run_in_the_same_process_is_refused(tmp_path: Path) -> None
 
 
 class Overtaken(ElasticWriter):
-    """Before the method called `at` of the first save, another one is made with the same writer."""
+    """Another save with the same writer starts before the method `at` of the first one."""
 
     at = ""
 
@@ -154,8 +154,8 @@ class Overtaken(ElasticWriter):
 
 
 @pytest.mark.parametrize("at", ["write_data", "finish"])
-def test_a_save_that_another_one_overtakes_is_refused_and_not_mixed_with_it(tmp_path: Path, at: str) -> None:
-    """As with dcp.async_save, if its result is not waited for."""
+def test_a_save_overtaken_by_another_one_is_refused(tmp_path: Path, at: str) -> None:
+    """As with dcp.async_save if its result is ignored."""
     writer = Overtaken(tmp_path)
     writer.at = at
     said = said_of(lambda: dcp.save({"t": torch.ones(2), "n": 1}, storage_writer=writer), SaveError)
@@ -165,13 +165,13 @@ def test_a_save_that_another_one_overtakes_is_refused_and_not_mixed_with_it(tmp_
 
 
 class Forgetful(DefaultSavePlanner):
-    """Plans a tensor, and has it not written."""
+    """Plans a tensor that is not written."""
 
     def finish_plan(self, new_plan: SavePlan) -> SavePlan:
         return replace(super().finish_plan(new_plan), items=[])
 
 
-def test_a_save_that_is_not_complete_leaves_nothing_like_a_lost_commit(tmp_path: Path) -> None:
+def test_an_incomplete_save_is_not_taken_for_a_lost_commit(tmp_path: Path) -> None:
     writer = ElasticWriter(tmp_path)
     said = said_of(lambda: dcp.save({"t": torch.ones(2)}, storage_writer=writer, planner=Forgetful()), SaveError)
     assert "do not form a complete state" in said
@@ -179,24 +179,24 @@ def test_a_save_that_is_not_complete_leaves_nothing_like_a_lost_commit(tmp_path:
 
 
 def said_of(action: Any, kind: type[TrainError]) -> str:
-    """What DCP's error says that one rank has raised."""
+    """The error of one rank inside DCP's error."""
     with pytest.raises(dcp.CheckpointException) as caught:
         action()
     raised = next(iter(caught.value.failures.values()))[0]
-    if isinstance(raised, AssertionError):  # that is how DCP wraps what reading the metadata raises
+    if isinstance(raised, AssertionError):  # DCP wraps errors of reading the metadata in this
         return str(raised)
     assert isinstance(refusal(caught.value), kind)
     return str(raised)
 
 
 @pytest.mark.parametrize("odd", [datetime.timedelta(1), {1, 2}, bytearray(b"bytes"), torch.float32])
-def test_an_object_is_refused_unless_pickles_are_allowed(tmp_path: Path, odd: Any) -> None:
+def test_objects_are_refused_unless_pickles_are_allowed(tmp_path: Path, odd: Any) -> None:
     state = {"t": torch.ones(2), "deep": {"odd": odd}}
     assert said_of(lambda: save(state, tmp_path), StateError).startswith("deep.odd: a checkpoint cannot hold")
     assert list(read_commits(LocalStorage(tmp_path))) == []
     save(state, tmp_path, allow_pickle=True)
     empty = {"t": torch.zeros(2), "deep": {"odd": None}}
-    assert "FIX: if you trust whoever wrote it" in said_of(lambda: load(empty, tmp_path), RestoreError)
+    assert "FIX: if you trust its author" in said_of(lambda: load(empty, tmp_path), RestoreError)
     assert load(empty, tmp_path, allow_pickle=True)["deep"]["odd"] == odd
 
 
@@ -207,12 +207,12 @@ def test_a_save_without_collectives_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".json", ".safetensors"])
-def test_damage_is_refused_and_an_older_step_can_be_named(tmp_path: Path, suffix: str) -> None:
+def test_damage_is_refused_and_an_older_step_can_be_chosen(tmp_path: Path, suffix: str) -> None:
     for value in (1.0, 2.0):
         save({"t": torch.full((50,), value)}, tmp_path)
     checkpoints.damage(tmp_path, next(read_commits(LocalStorage(tmp_path))), suffix, -3)
     state = {"t": torch.zeros(50)}
-    if suffix == ".json":  # what that one consists of is lost
+    if suffix == ".json":  # the document of that step is lost
         assert load(state, tmp_path)["t"][0] == 1
     else:
         assert "checksum" in said_of(lambda: load(state, tmp_path), DamagedError)
@@ -235,8 +235,8 @@ def test_damage_is_refused_and_an_older_step_can_be_named(tmp_path: Path, suffix
         {"paths": [[["t"], ["t"]]]},
     ],
 )
-def test_names_that_do_not_fit_the_state_are_damage(tmp_path: Path, said: Any) -> None:
-    """A hostile storage gets its digests right."""
+def test_names_that_do_not_match_the_state_are_damage(tmp_path: Path, said: Any) -> None:
+    """A hostile storage has valid digests."""
     save({"t": torch.ones(2), "n": 1}, tmp_path)
     storage = LocalStorage(tmp_path)
     (commit,) = read_commits(storage)
@@ -261,7 +261,7 @@ class Renaming(DefaultSavePlanner):
         )
 
 
-def test_what_planners_do_with_names_and_gaps_is_as_with_files(tmp_path: Path) -> None:
+def test_planners_behave_as_with_files(tmp_path: Path) -> None:
     state = {"t": torch.ones(3), "n": 7}
     dcp.save(state, storage_writer=ElasticWriter(tmp_path), planner=Renaming(), no_dist=True)
     assert load({"old_t": torch.zeros(3)}, tmp_path)["old_t"].sum() == 3

@@ -1,4 +1,4 @@
-"""The callback under the real Lightning."""
+"""The callback in the real Lightning."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.train.counting import note_samples
 from tests.support.train.hook_programs import GLOBAL_BATCH, SAMPLES, Samples
 from tests.support.train.launcher import Launcher
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's advice, and what it does with this version of torch
+pytestmark = pytest.mark.filterwarnings("ignore")  # warnings of Lightning, also about this version of torch
 
 Seen = list[tuple[int, list[float]]]
 
@@ -43,18 +43,18 @@ def fit(url: Path, make: Any, **options: Any) -> tuple[Seen, dict[str, torch.Ten
     return seen, weights, trainer
 
 
-def test_a_stopped_run_ends_bit_by_bit_as_one_that_was_not(tmp_path: Path) -> None:
+def test_a_resumed_run_ends_exactly_as_an_uninterrupted_one(tmp_path: Path) -> None:
     seen, weights, _ = fit(tmp_path / "whole", elastic)
     assert len(seen) == 12
     for stop_at in (3, 4, 5):
         before, _, _ = fit(tmp_path / str(stop_at), elastic, stop_at=stop_at)
         after, found, _ = fit(tmp_path / str(stop_at), elastic)
-        assert len(after) <= 12 - stop_at + 1, "the last batch of an epoch may have to be done again"
+        assert len(after) <= 12 - stop_at + 1, "the last batch of an epoch may be repeated"
         assert before[: 12 - len(after)] + after == seen
         assert all(torch.equal(found[name], weights[name]) for name in weights)
 
 
-def test_a_stateful_data_loader_repeats_and_misses_nothing(tmp_path: Path) -> None:
+def test_a_stateful_data_loader_repeats_and_skips_nothing(tmp_path: Path) -> None:
     before, _, _ = fit(tmp_path, torchdatas, stop_at=6)
     after, _, _ = fit(tmp_path, torchdatas)
     for epoch in range(3):
@@ -62,7 +62,7 @@ def test_a_stateful_data_loader_repeats_and_misses_nothing(tmp_path: Path) -> No
         assert sorted(n for step, samples in before + after if step in steps for n in samples) == list(range(SAMPLES))
 
 
-def test_training_that_is_over_is_not_begun_again_but_may_go_on(tmp_path: Path) -> None:
+def test_finished_training_is_not_repeated_but_can_be_extended(tmp_path: Path) -> None:
     _, weights, _ = fit(tmp_path, elastic)
     seen, found, _ = fit(tmp_path, elastic)
     assert seen == []
@@ -86,7 +86,7 @@ def test_samples_are_counted_through_restarts_if_the_loader_reports_them(
     assert counted == [12 * GLOBAL_BATCH, 12 * GLOBAL_BATCH, None]
 
 
-def test_the_end_of_a_module_that_steps_by_itself_is_expected_where_it_comes(tmp_path: Path) -> None:
+def test_total_steps_are_correct_with_manual_optimization(tmp_path: Path) -> None:
     for stop_at in (6, -1):
         _, _, trainer = fit(tmp_path, elastic, steps_itself=True, stop_at=stop_at)
         assert trainer.callbacks[0]._session.progress.total_steps == 24, "two steps for each of twelve batches"
@@ -100,7 +100,7 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path, monkeypatch: p
         fit(tmp_path, elastic)
 
 
-def test_ranks_stop_together_after_notice_and_fewer_go_on(tmp_path: Path, launcher: Launcher) -> None:
+def test_ranks_stop_together_after_notice_and_fewer_continue(tmp_path: Path, launcher: Launcher) -> None:
     url = tmp_path / "state"
     processes = ranks.start(hook_programs.lightning_until_notice, 2, str(url), str(launcher.folder))
     while min(launcher.hear("progress", 2).values()) < 6:

@@ -1,4 +1,4 @@
-"""The callback under the real transformers Trainer."""
+"""The callback in the real transformers Trainer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from elasticctl_store.storage.local import LocalStorage
 from tests.support.train import hook_programs, ranks
 from tests.support.train.counting import note_samples
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # what transformers and accelerate do with this version of torch
+pytestmark = pytest.mark.filterwarnings("ignore")  # warnings of transformers and accelerate about this version of torch
 
 
 def train(tmp_path: Path, name: str, **options: Any) -> tuple[list[list[float]], dict[str, torch.Tensor]]:
@@ -25,7 +25,7 @@ def train(tmp_path: Path, name: str, **options: Any) -> tuple[list[list[float]],
     return seen, hook_programs.transformers_train(url, str(tmp_path / "out"), seen.append, **options)
 
 
-def test_a_stopped_run_ends_bit_by_bit_as_one_that_was_not(tmp_path: Path) -> None:
+def test_a_resumed_run_ends_exactly_as_an_uninterrupted_one(tmp_path: Path) -> None:
     seen, weights = train(tmp_path, "")
     assert len(seen) == 12
     for stop_at in (3, 4):
@@ -37,10 +37,8 @@ def test_a_stopped_run_ends_bit_by_bit_as_one_that_was_not(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("when", ["steps", "epoch"])
-def test_evaluations_and_what_depends_on_them_are_those_of_a_run_that_was_not_stopped(
-    tmp_path: Path, when: str
-) -> None:
-    """Early stopping counts evaluations, the scheduler waits for one that is no better, and each draws a number."""
+def test_evaluations_are_those_of_an_uninterrupted_run(tmp_path: Path, when: str) -> None:
+    """Early stopping counts evaluations, the scheduler lowers the rate, and each one draws a random number."""
     options: dict[str, Any] = {
         "epochs": 6,
         "patience": 3,
@@ -61,7 +59,7 @@ def test_evaluations_and_what_depends_on_them_are_those_of_a_run_that_was_not_st
         assert all(torch.equal(found[name], weights[name]) for name in weights)
 
 
-def test_training_that_is_over_is_not_begun_again_but_may_go_on(tmp_path: Path) -> None:
+def test_finished_training_is_not_repeated_but_can_be_extended(tmp_path: Path) -> None:
     _, weights = train(tmp_path, "state")
     seen, found = train(tmp_path, "state")
     assert seen == []
@@ -92,7 +90,7 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path, monkeypatch: p
         train(tmp_path, "state")
 
 
-def test_another_global_batch_is_said(
+def test_another_global_batch_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     train(tmp_path, "state", stop_at=2)
@@ -104,20 +102,22 @@ def test_another_global_batch_is_said(
     )
 
 
-def test_a_callback_that_was_not_asked_to_resume_says_how() -> None:
-    from elasticctl_train.hooks.transformers import ElasticCallback  # else each process that collects tests imports it
+def test_a_callback_that_was_not_asked_to_resume_explains_how() -> None:
+    from elasticctl_train.hooks.transformers import (
+        ElasticCallback,  # otherwise each process that collects tests would import it
+    )
 
     with pytest.raises(TrainError, match=r"FIX: trainer\.train\(resume_from_checkpoint=hook\.resume\(trainer\)\)"):
         ElasticCallback().on_train_begin(None, None, None)  # type: ignore[arg-type]
 
 
-def test_an_evaluation_before_training_is_none_of_the_callbacks_business() -> None:
+def test_an_evaluation_before_training_is_ignored() -> None:
     from elasticctl_train.hooks.transformers import ElasticCallback
 
     ElasticCallback().on_log(None, None, None, logs={"eval_loss": 1.0})  # type: ignore[arg-type]
 
 
-def test_two_ranks_go_on_with_what_is_left_of_the_epoch(tmp_path: Path) -> None:
+def test_two_ranks_continue_with_the_rest_of_the_epoch(tmp_path: Path) -> None:
     def steps(stop_at: int) -> list[list[float]]:
         folder = tmp_path / str(stop_at)
         folder.mkdir()
@@ -129,4 +129,4 @@ def test_two_ranks_go_on_with_what_is_left_of_the_epoch(tmp_path: Path) -> None:
     both = steps(2) + steps(4)
     assert len(both) == 4
     assert sorted({number for step in both for number in step}) == list(range(20))
-    assert sum(map(len, both)) <= 24, "accelerate fills the last batch up with samples of the first"
+    assert sum(map(len, both)) <= 24, "accelerate completes the last batch with samples of the first"

@@ -1,4 +1,4 @@
-"""The way back to the end of the last step, whatever the script has done since."""
+"""Return to the end of the last step, undoing what the script has done since."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from elasticctl_train.script_loop import ScriptLoop
 
 
 class Scalars:
-    """A part with nothing but a number."""
+    """A part whose state is one number."""
 
     def __init__(self) -> None:
         self.value = 0
@@ -83,7 +83,7 @@ def test_a_lost_step_leaves_no_trace(bench: Bench) -> None:
     assert all(not parameter.grad.any() for parameter in bench.model.parameters() if parameter.grad is not None)
 
 
-def test_between_two_steps_nothing_is_undone(bench: Bench) -> None:
+def test_changes_between_two_steps_are_not_undone(bench: Bench) -> None:
     bench.backward()
     bench.optimizer.step()
     bench.last.end_step()
@@ -93,7 +93,7 @@ def test_between_two_steps_nothing_is_undone(bench: Bench) -> None:
     assert bench.small.value == 3
 
 
-def test_a_step_that_is_known_to_be_in_vain_is_undone_too(bench: Bench) -> None:
+def test_a_step_already_known_to_be_lost_is_undone_too(bench: Bench) -> None:
     bench.last.end_step()
     bench.lose()
     bench.small.value = 3
@@ -106,13 +106,13 @@ def test_a_step_that_is_known_to_be_in_vain_is_undone_too(bench: Bench) -> None:
     assert torch.equal(bench.large.weight, large)
 
 
-def test_a_large_part_that_was_changed_ahead_of_the_loss_cannot_be_put_back(bench: Bench) -> None:
+def test_large_parameters_changed_before_the_loss_cannot_be_restored(bench: Bench) -> None:
     bench.change_large()
     bench.lose()
     assert not bench.last.restore()
 
 
-def test_parameters_that_were_changed_without_an_optimizer_cannot_be_put_back(bench: Bench) -> None:
+def test_parameters_changed_without_an_optimizer_cannot_be_restored(bench: Bench) -> None:
     bench.backward()
     bench.lose()
     bench.optimizer.step()
@@ -131,7 +131,7 @@ def test_the_first_steps_show_whether_a_script_changes_parameters_early(bench: B
     assert bench.last.changes_early is is_early
 
 
-def test_that_a_rank_begins_with_the_parameters_of_another_is_not_the_scripts_doing(bench: Bench) -> None:
+def test_taking_over_the_parameters_of_another_rank_is_not_a_change_by_the_script(bench: Bench) -> None:
     bench.model[0].weight.data.mul_(0.99)  # as DistributedDataParallel does, which `run.model` makes in the first step
     bench.last.accept_parameters()
     bench.backward()
@@ -139,8 +139,8 @@ def test_that_a_rank_begins_with_the_parameters_of_another_is_not_the_scripts_do
     assert not bench.last.changes_early
 
 
-def test_buffers_that_a_pass_replaces_are_put_back(bench: Bench) -> None:
-    """As modules do that write `self.scale = ...`, and that make a buffer in their first pass."""
+def test_replaced_buffers_are_restored(bench: Bench) -> None:
+    """For modules that assign `self.scale = ...`, or register a buffer in their first pass."""
     norm = bench.model[1]
     norm.register_buffer("scale", torch.ones(4))
     norm.register_buffer("later", None)
@@ -156,11 +156,11 @@ def test_buffers_that_a_pass_replaces_are_put_back(bench: Bench) -> None:
     bench.last.begin_step()
     norm.cache = torch.ones(5)
     assert bench.last.restore()
-    assert torch.equal(norm.cache, torch.ones(3)), "what comes later is kept too"
+    assert torch.equal(norm.cache, torch.ones(3)), "buffers that were registered later are kept"
 
 
-def test_parameters_that_a_lost_step_has_given_an_optimizer_are_taken_back(bench: Bench) -> None:
-    """The script gives them again as it repeats the step."""
+def test_parameters_added_to_an_optimizer_in_a_lost_step_are_removed(bench: Bench) -> None:
+    """The script adds them again when it repeats the step."""
     more = {"params": list(bench.large.parameters()), "lr": 0.5}
     bench.optimizer.add_param_group(dict(more))
     bench.optimizer.param_groups[0]["params"].append(nn.Parameter(torch.ones(1)))
@@ -171,7 +171,7 @@ def test_parameters_that_a_lost_step_has_given_an_optimizer_are_taken_back(bench
     bench.optimizer.add_param_group(more)
 
 
-def test_a_step_that_is_left_out_returns_what_its_closure_does(bench: Bench) -> None:
+def test_a_skipped_step_returns_the_value_of_its_closure(bench: Bench) -> None:
     def closure() -> torch.Tensor:
         bench.backward()
         return torch.ones(())
@@ -184,7 +184,7 @@ def test_a_step_that_is_left_out_returns_what_its_closure_does(bench: Bench) -> 
 
 
 class TwoSteps(Bench):
-    """As a GAN's: each step of the script makes one of each of two optimizers, with a backward pass between them."""
+    """As in a GAN: each step of the script steps two optimizers, with a backward pass between them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -207,7 +207,7 @@ class TwoSteps(Bench):
         return [*parameters, *(tensor for state in self.second.state.values() for tensor in state.values())]
 
 
-def test_a_step_that_was_made_before_a_loss_between_two_is_undone() -> None:
+def test_a_loss_between_two_optimizers_steps_undoes_the_first() -> None:
     bench = TwoSteps()
     before = [tensor.detach().clone() for tensor in bench.state()]
     bench.make_step(bench.second)
@@ -223,10 +223,10 @@ def test_a_step_that_was_made_before_a_loss_between_two_is_undone() -> None:
     bench.make_step(bench.second)
     bench.make_step(bench.optimizer)
     bench.lose()
-    assert not bench.gate.undo(), "the last of them is not copied before, for a loss then is one of the next step"
+    assert not bench.gate.undo(), "nothing is copied before the last one, because a later loss belongs to the next step"
 
 
-def test_a_step_that_a_loss_in_its_closure_interrupts_is_undone(bench: Bench) -> None:
+def test_a_step_interrupted_in_its_closure_is_undone(bench: Bench) -> None:
     bench.optimizer = torch.optim.LBFGS(bench.model.parameters(), lr=0.1, max_iter=4)  # type: ignore[assignment]
     gate = StepGate(bench.watch, [bench.optimizer], bench.last.check_parameters)
     before = [parameter.detach().clone() for parameter in bench.model.parameters()]
@@ -243,7 +243,7 @@ def test_a_step_that_a_loss_in_its_closure_interrupts_is_undone(bench: Bench) ->
         return loss
 
     bench.optimizer.step(closure)
-    assert len(calls) > 2, "it has gone on, and changed parameters, after the loss"
+    assert len(calls) > 2, "it has continued to change parameters after the loss"
     assert gate.is_made
     assert bench.last.restore(gate.undone)
     assert gate.undo()
@@ -252,8 +252,8 @@ def test_a_step_that_a_loss_in_its_closure_interrupts_is_undone(bench: Bench) ->
 
 
 @pytest.mark.parametrize("is_first", [True, False])
-def test_a_scheduler_may_be_made_before_or_after_the_run(is_first: bool) -> None:
-    """Either wraps `optimizer.step`; a GradScaler looks at its signature besides."""
+def test_a_scheduler_may_be_created_before_or_after_the_run(is_first: bool) -> None:
+    """Both wrap `optimizer.step`, and a GradScaler inspects its signature."""
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     signature = inspect.signature(optimizer.step)
@@ -264,7 +264,7 @@ def test_a_scheduler_may_be_made_before_or_after_the_run(is_first: bool) -> None
     before = model.weight.clone()
     model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
-    schedulers[0].step()  # warns, which is an error here, where it has not seen the optimizer's step
+    schedulers[0].step()  # would warn, which is an error here, if it had missed the optimizer's step
     assert optimizer.param_groups[0]["lr"] == 0.05
     assert not torch.equal(model.weight, before)
     assert list(inspect.signature(optimizer.step).parameters)[-1:] == list(signature.parameters)
@@ -283,8 +283,8 @@ def group(tmp_path: Path) -> Iterator[dist.ProcessGroup]:
     dist.destroy_process_group()
 
 
-def test_a_mistake_of_the_script_is_no_loss_of_a_peer(group: dist.ProcessGroup) -> None:
-    """It would be made again in each group that is formed."""
+def test_an_error_of_the_script_is_not_a_lost_peer(group: dist.ProcessGroup) -> None:
+    """The mistake would be repeated in each new group."""
     watch = PeerWatch(1, lambda error: pytest.fail(str(error)), Channel(training=group))
     model = nn.ModuleDict({"used": nn.Linear(2, 2), "unused": nn.Linear(2, 2)})
     model.forward = lambda inputs: model["used"](inputs)  # type: ignore[method-assign]
@@ -296,7 +296,7 @@ def test_a_mistake_of_the_script_is_no_loss_of_a_peer(group: dist.ProcessGroup) 
         watch.record_loss(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"))
 
 
-def test_a_rank_alone_broadcasts_no_buffers(group: dist.ProcessGroup) -> None:
+def test_a_single_rank_broadcasts_no_buffers(group: dist.ProcessGroup) -> None:
     model = ElasticDataParallel(nn.BatchNorm1d(2), PeerWatch(1, pytest.fail, Channel(training=group)), init_sync=False)
     before = group._get_sequence_number_for_group()
     model(torch.rand(4, 2)).sum().backward()
@@ -305,7 +305,7 @@ def test_a_rank_alone_broadcasts_no_buffers(group: dist.ProcessGroup) -> None:
 
 
 def keep_ranks(watch: PeerWatch, *, is_over: bool = False) -> KeepRanks:
-    """A run that stays, alone in its group."""
+    """A run that keeps its process, alone in its group."""
     model = nn.Linear(2, 2)
     group: Any = SimpleNamespace(
         watch=watch, world=World(), is_over=is_over, train_in_this_thread=int, decline=sys.exit
@@ -314,14 +314,14 @@ def keep_ranks(watch: PeerWatch, *, is_over: bool = False) -> KeepRanks:
     return KeepRanks(lambda on_loss: group, run_parts, Feed(), ScriptLoop(run_parts), on_skip=lambda: None, saves=False)
 
 
-def test_an_error_of_the_script_in_run_step_ends_it_and_is_no_loss_of_a_peer() -> None:
-    """Such as a loss with two elements: in the next group it would be raised again."""
+def test_an_error_of_the_script_in_run_step_ends_it() -> None:
+    """For example a loss with two elements: the error would be raised again in the next group."""
     stay = keep_ranks(PeerWatch(1, lambda error: pytest.fail(str(error))))
     with pytest.raises(RuntimeError, match="Scalar"):
         stay.complete(lambda: print(torch.ones(2).item()))
 
 
-def test_a_collective_that_fails_in_run_step_is_a_loss_of_a_peer() -> None:
+def test_a_failed_collective_in_run_step_is_a_lost_peer() -> None:
     lost: list[BaseException] = []
     stay = keep_ranks(PeerWatch(1, lost.append))
 
@@ -334,18 +334,18 @@ def test_a_collective_that_fails_in_run_step_is_a_loss_of_a_peer() -> None:
 
 
 def test_a_lost_step_of_a_loop_that_is_not_understood_is_not_repeated_here() -> None:
-    """What it has done cannot be undone: neither may the step count, nor may it be made twice."""
+    """It cannot be undone, so the step must neither count nor be repeated."""
     stay = keep_ranks(PeerWatch(1, lambda error: None))
     stay.begin_step(is_first=True)
     model: Any = stay._last_step._parameters
     with torch.no_grad():
         model[0].add_(1)
-    stay._gate._before_first()  # an optimizer notices it
+    stay._gate._before_first()  # called by an optimizer
     with pytest.raises(SystemExit, match="changes parameters before the optimizer's step"):
         stay.enter_next(Step(8), Cursor(), dict)
 
 
-def test_parameters_that_no_optimizer_steps_are_seen() -> None:
+def test_parameters_without_an_optimizer_are_detected() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     given = {parts.MODEL: model, "optimizer": torch.optim.SGD(model[0].parameters(), lr=0.1)}
     assert not parts.all_stepped(given)
@@ -354,7 +354,7 @@ def test_parameters_that_no_optimizer_steps_are_seen() -> None:
 
 
 @pytest.mark.parametrize("is_cut", [True, False])
-def test_a_gpu_is_waited_for_before_an_optimizer_uses_what_it_reduces(
+def test_an_optimizer_waits_for_reductions_on_the_gpu(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, is_cut: bool
 ) -> None:
     waited: list[bool] = []
@@ -367,6 +367,6 @@ def test_a_gpu_is_waited_for_before_an_optimizer_uses_what_it_reduces(
     bench.optimizer.step()
     assert torch.equal(bench.model[0].weight, before) == is_cut
     bench.watch.finish_on_gpu()
-    assert waited == [True], "once for each time that something is reduced"
+    assert waited == [True], "once per reduction"
     assert bench.watch.lost == is_cut
     assert bench.gate.undo() == is_cut

@@ -28,7 +28,7 @@ from tests.support.waiting import wait_until
 
 
 def give_up_and_meet(port: int) -> None:
-    """Rank 1 begins a group in which nobody else is, is cut off from it, and is in the next one with rank 0."""
+    """Rank 1 enters a group alone, its connections are cut, and it joins rank 0 in the next group."""
     is_first = os.environ["RANK"] == "0"
     server = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False) if is_first else None
     store = server or _connect(port)
@@ -43,7 +43,7 @@ def give_up_and_meet(port: int) -> None:
         except RuntimeError:
             assert not connections.seal()
         else:
-            raise AssertionError("nobody was there")
+            raise AssertionError("no connection was expected")
         store.set("given up", "")
     world = dist.rejoin(dist.World(), PrefixStore("second", store))
     total = torch.ones(1)
@@ -53,7 +53,7 @@ def give_up_and_meet(port: int) -> None:
 
 
 def lose_the_last(port: int) -> None:
-    """The last rank dies as soon as all have said where they listen; the others are cut off a moment later."""
+    """The last rank dies once all have published their addresses; the others are cut a moment later."""
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     store = _connect(port)
 
@@ -74,7 +74,7 @@ def lose_the_last(port: int) -> None:
 
 
 def freeze_while_taking(port: int, call: str) -> None:
-    """Rank 1 freezes when the first of many bytes has come, and is then killed; rank 0 goes on alone."""
+    """Rank 1 freezes after the first of many bytes, and is then killed; rank 0 continues alone."""
     store = _connect(port)
     connections = GroupConnections(2)
     channel = dist.Channel(is_dead=lambda: connections.is_dead)
@@ -85,7 +85,7 @@ def freeze_while_taking(port: int, call: str) -> None:
         take = torch_dist.irecv if call == "send" else partial(torch_dist.broadcast, async_op=True)
         taking = take(data, 0, group=channel.group)
         while not data[0]:
-            assert taking is not None  # what nobody holds is not taken
+            assert taking is not None  # keeps the operation alive
         store.set("frozen", str(os.getpid()))
         os.kill(os.getpid(), signal.SIGSTOP)
 
@@ -108,29 +108,29 @@ def _connect(port: int) -> TCPStore:
     return TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
 
 
-def test_a_rank_that_has_given_up_a_group_finds_the_others_of_the_next() -> None:
-    """Its keys in the store are named as theirs, though it has made one group more."""
+def test_a_rank_that_gave_up_a_group_joins_the_next_one() -> None:
+    """Its keys in the store have the same names, although it has created one more group."""
     assert ranks.run(give_up_and_meet, 2, free_port()) == [0, 0]
 
 
-def test_ranks_whose_peer_dies_before_it_has_called_them_are_freed() -> None:
+def test_ranks_whose_peer_dies_before_connecting_are_freed() -> None:
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     assert ranks.run(lose_the_last, 4, server.port) == [0, 0, 0, 9]
 
 
-def test_what_is_opened_after_the_cut_is_shut_down_too() -> None:
+def test_connections_opened_after_the_cut_are_shut_down_too() -> None:
     connections = GroupConnections(2)
     connections.cut()
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     late = _connect(server.port)
     late.set_timeout(timedelta(seconds=240))
     with pytest.raises(RuntimeError) as cut:
-        late.wait(["what nobody sets"])
+        late.wait(["never set"])
     assert "timeout" not in str(cut.value)
     assert not connections.seal()
 
 
-def test_it_is_known_that_a_group_is_cut_off_before_a_gpu_can_have_noticed() -> None:
+def test_a_cut_group_is_known_before_a_gpu_can_notice() -> None:
     connections = GroupConnections(2)
     known: list[bool] = []
     group: Any = OnGpus("nccl", [])
@@ -142,7 +142,7 @@ def test_it_is_known_that_a_group_is_cut_off_before_a_gpu_can_have_noticed() -> 
     assert known == [True] * 3
 
 
-def test_where_nccl_still_listens_no_peer_is_waited_for() -> None:
+def test_no_peer_is_waited_for_while_nccl_still_listens() -> None:
     """gloo's listening sockets, which are older, go on: gloo would end the process."""
     with socket.create_server(("127.0.0.1", 0)) as before:
         connections = GroupConnections(1)
@@ -153,20 +153,20 @@ def test_where_nccl_still_listens_no_peer_is_waited_for() -> None:
                 connections.cut()
                 with pytest.raises(OSError, match="Invalid argument"):
                     of_nccl.accept()
-            of_gloo.accept()[0].close()  # was called in the place of the peer
+            of_gloo.accept()[0].close()  # connected to instead of the peer
         connections.seal()
         socket.create_connection(before.getsockname()).close()
 
 
 @pytest.mark.parametrize("call", ["send", "share"])
-def test_what_a_peer_never_took_is_given_up_and_the_next_group_is_made(call: str) -> None:
+def test_pending_sends_to_a_lost_peer_are_given_up(call: str) -> None:
     """gloo forgets what it had begun to send: without a limit the sender would wait for good."""
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     assert ranks.run(freeze_while_taking, 2, server.port, call) == [0, -signal.SIGKILL]
 
 
 class Line:
-    """A line to no launcher."""
+    """A link without a launcher."""
 
     generation = 3
 
@@ -201,15 +201,15 @@ def member(line: Any, monkeypatch: pytest.MonkeyPatch, failed: str) -> tuple[Ela
     return ElasticGroup(line), connections
 
 
-def test_what_groups_do_on_gpus_is_aborted_together_and_once() -> None:
+def test_gpu_groups_are_aborted_together_and_once() -> None:
     connections = GroupConnections(2)
-    told: list[str] = []
-    groups: Any = [OnGpus("nccl", told), OnGpus("gloo", told), OnGpus("nccl", told)]
+    calls: list[str] = []
+    groups: Any = [OnGpus("nccl", calls), OnGpus("gloo", calls), OnGpus("nccl", calls)]
     connections.add_gpu_groups(groups)
     connections.seal()
     connections.cut()
     connections.cut()
-    assert told == ["start", "abort", "abort", "end"]
+    assert calls == ["start", "abort", "abort", "end"]
 
 
 def test_the_first_failure_is_named() -> None:
@@ -218,9 +218,7 @@ def test_the_first_failure_is_named() -> None:
     assert not gpu_failure(groups[:2])
 
 
-def test_a_peer_that_nccl_alone_has_lost_is_reported_and_not_waited_for(
-    line: Line, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_peer_lost_only_by_nccl_is_reported(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
     group, connections = member(line, monkeypatch, "COMM_ERROR")
     group.check_gpus()
     assert line.lost == ["3: NCCL reports COMM_ERROR"]
@@ -230,7 +228,7 @@ def test_a_peer_that_nccl_alone_has_lost_is_reported_and_not_waited_for(
 
 
 @pytest.mark.parametrize(("failed", "stays"), [("TIMEOUT", True), ("COMM_ERROR", False)])
-def test_a_process_ends_where_it_hangs_or_would_not_be_kept(
+def test_a_process_aborts_if_it_hangs_or_cannot_stay(
     line: Line, monkeypatch: pytest.MonkeyPatch, failed: str, stays: bool
 ) -> None:
     ended: list[bool] = []
@@ -242,7 +240,7 @@ def test_a_process_ends_where_it_hangs_or_would_not_be_kept(
     assert ended
 
 
-def test_nothing_is_done_while_nothing_has_failed(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_failure_nothing_is_done(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
     group, connections = member(line, monkeypatch, "SUCCESS")
     group.check_gpus()
     assert not line.lost
@@ -275,7 +273,7 @@ def wait_for_frozen_peer(port: int, in_main: bool) -> None:
 
 
 def seen_meanwhile(what: str) -> bool:
-    """Is the main thread taken for stuck while it does this?"""
+    """True if the main thread counts as stuck while it does this."""
     found: list[bool] = []
     here = threading.get_ident()
     looking = threading.Thread(target=lambda: found.append(is_stuck(here)))
@@ -292,11 +290,11 @@ def seen_meanwhile(what: str) -> bool:
 
 
 @pytest.mark.parametrize("in_main", [True, False])
-def test_who_waits_for_a_peer_that_does_nothing_is_stuck(in_main: bool) -> None:
+def test_a_thread_that_waits_for_an_idle_peer_is_stuck(in_main: bool) -> None:
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     server.set_timeout(timedelta(seconds=240))
     assert ranks.run(wait_for_frozen_peer, 2, server.port, in_main) == [3, -signal.SIGKILL]
 
 
-def test_who_computes_sleeps_or_reads_is_not() -> None:
+def test_a_thread_that_computes_sleeps_or_reads_is_not_stuck() -> None:
     assert [seen_meanwhile(what) for what in ("computes", "sleeps", "reads")] == [False] * 3

@@ -1,4 +1,4 @@
-"""What a pass waits for, when a peer is lost in it."""
+"""Backward passes in which a peer is lost, and the synchronization of buffers."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from tests.support.train import ranks
 
 
 def take_over_buffers(port: int, from_frozen: bool) -> None:
-    """Rank 1 takes over rank 0's buffers, or what never comes from it: it is frozen, as far as anybody can tell."""
+    """Rank 1 takes over rank 0's buffers, or what never comes from it: it is frozen, as seen from outside."""
     dist.init_process_group("gloo")
     store = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
-    rank, told = dist.get_rank(), list[BaseException]()
+    rank, losses = dist.get_rank(), list[BaseException]()
     is_cut = threading.Event()
     channel = Channel(training=dist.group.WORLD, is_dead=is_cut.is_set)
-    watch = PeerWatch(2, told.append, channel)
+    watch = PeerWatch(2, losses.append, channel)
     norm = torch.nn.BatchNorm1d(3).double()
     norm.running_mean.fill_(rank)
     norm.num_batches_tracked.fill_(40 + rank)
@@ -57,12 +57,12 @@ def take_over_buffers(port: int, from_frozen: bool) -> None:
     waited_s = model.reduce_waits_s()
     assert waited_s > 0.5 or rank == 1
     model.share_buffers()
-    assert model.reduce_waits_s() == waited_s, "buffers are no gradients, and what lies between is no wait for them"
+    assert model.reduce_waits_s() == waited_s, "broadcasts of buffers are not waits for gradients"
     dist.barrier()
 
 
 @pytest.mark.parametrize(("from_frozen", "codes"), [(False, [0, 0]), (True, [-signal.SIGKILL, 0])])
-def test_buffers_are_rank_0s_or_given_up(from_frozen: bool, codes: list[int]) -> None:
+def test_buffers_are_those_of_rank_0(from_frozen: bool, codes: list[int]) -> None:
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     server.set_timeout(timedelta(seconds=240))
     assert ranks.run(take_over_buffers, 2, server.port, from_frozen) == codes
@@ -72,9 +72,9 @@ def lose_a_peer(port: int, how: str, survives: bool) -> None:
     """Rank 1 is lost while rank 0 is in its backward pass, of several buckets: it dies, or freezes and is given up."""
     dist.init_process_group("gloo")
     store = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
-    is_cut, told = threading.Event(), list[BaseException]()
+    is_cut, losses = threading.Event(), list[BaseException]()
     channel = Channel(training=dist.group.WORLD, is_dead=is_cut.is_set)
-    watch = PeerWatch(2, told.append, channel, survives=survives)
+    watch = PeerWatch(2, losses.append, channel, survives=survives)
     layers = [torch.nn.Linear(400, 400) for _ in range(6)]
     model = ElasticDataParallel(torch.nn.Sequential(*layers), watch, init_sync=True)
     model(torch.ones(2, 400)).sum().backward()
@@ -83,11 +83,11 @@ def lose_a_peer(port: int, how: str, survives: bool) -> None:
     buckets = [
         [numbers[each] for each in bucket.parameters()] for bucket in model.reducer._get_zeros_like_grad_buckets()
     ]
-    assert watch.buckets == buckets, "they are known before the next pass"
+    assert watch.buckets == buckets, "the buckets are known before the next pass"
     assert len(buckets) > 1
     for _ in range(2):
         model(torch.ones(2, 400)).sum().backward()
-    assert (watch.lost, told) == (False, [])
+    assert (watch.lost, losses) == (False, [])
     if dist.get_rank() == 1:
         store.set("ready", str(os.getpid()))
         if how == "dies":
@@ -100,8 +100,8 @@ def lose_a_peer(port: int, how: str, survives: bool) -> None:
     if survives:
         loss.backward()
         assert watch.lost
-        assert len(told) == 1
-        assert isinstance(told[0], GroupOver) == channel.is_stuck == (how == "freezes")
+        assert len(losses) == 1
+        assert isinstance(losses[0], GroupOver) == channel.is_stuck == (how == "freezes")
         model(torch.ones(2, 400)).sum().backward()  # on its own
     else:
         with pytest.raises(RuntimeError):
@@ -120,7 +120,7 @@ def test_a_lost_peer_breaks_the_pass_and_not_the_script_if_the_watch_survives(ho
 
 
 def copy_the_model() -> None:
-    """As scripts do for an average of the weights."""
+    """For example for an average of the weights."""
     dist.init_process_group("gloo")
     watch = PeerWatch(1, lambda error: None, Channel(training=dist.group.WORLD))
     model = ElasticDataParallel(torch.nn.Linear(2, 1), watch, init_sync=True).eval()
@@ -142,7 +142,7 @@ def test_the_model_can_be_copied_and_pickled() -> None:
 
 
 def train_beside_a_newcomer() -> None:
-    """Rank 0 has made passes already, in which its model has registered a buffer; rank 1 is new."""
+    """The model of rank 0 has registered a buffer in earlier passes; rank 1 is new."""
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     watch = PeerWatch(2, lambda error: None, Channel(training=dist.group.WORLD))
@@ -159,8 +159,8 @@ def train_beside_a_newcomer() -> None:
     dist.barrier()
 
 
-def test_a_newcomer_shares_no_buffers_that_it_has_not_made_yet() -> None:
-    """Such as tables of positions that grow: with them, ranks would wait for each other in different collectives."""
+def test_a_newcomer_shares_only_the_buffers_that_it_has() -> None:
+    """For example growing tables of positions: otherwise ranks would wait in different collectives."""
     assert ranks.run(train_beside_a_newcomer, 2) == [0, 0]
 
 
@@ -175,5 +175,5 @@ def test_a_newcomer_shares_no_buffers_that_it_has_not_made_yet() -> None:
         ("Connection closed by peer [127.0.0.1]:57037", False),
     ],
 )
-def test_what_this_process_does_wrong_is_no_loss_of_a_peer(words: str, is_ours: bool) -> None:
+def test_errors_of_this_process_are_not_lost_peers(words: str, is_ours: bool) -> None:
     assert is_own(RuntimeError(words)) == is_ours

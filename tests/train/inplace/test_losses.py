@@ -1,4 +1,4 @@
-"""Real launchers and ranks, and a peer lost at each point of a step: no step is lost, and nobody starts again."""
+"""Real launchers and ranks, and a peer lost at each point of a step: no step is lost, and no survivor restarts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ POINTS = ("forward", "backward", "optimizer", "after", "step")
 
 
 @pytest.mark.timeout(900)
-def test_whichever_rank_dies_at_any_point_the_others_continue(lab: Lab) -> None:
+def test_the_others_continue_wherever_a_rank_dies(lab: Lab) -> None:
     """Each process of two workers, one of which is rank 0 at first, dies at the next point, until one outlives them."""
     lab.rules = GroupRules(limit=ENDLESS)
     deaths = [(point, when, victim) for point in POINTS for when, victim in (("+5", "w0"), ("+8", "w1"))]
@@ -31,10 +31,10 @@ def test_whichever_rank_dies_at_any_point_the_others_continue(lab: Lab) -> None:
     workers.check_samples()
     ledger = workers.ledger()
     assert ledger.redone() == 0
-    assert len(ledger.pids) <= 3 + len(deaths), "those that were lost, and nobody else, started again"
+    assert len(ledger.pids) <= 3 + len(deaths), "only lost ranks restarted"
 
 
-def test_a_machine_is_gone_and_another_comes(lab: Lab) -> None:
+def test_a_lost_machine_is_replaced(lab: Lab) -> None:
     workers = Workers(lab, 3, ENDLESS, SCRIPT_SLOW_S="1", STEP_S="0.03")
     workers.begin(10)
     formed = len(lab.site.service.view("default/job", "job-uid").generations)
@@ -52,11 +52,11 @@ def test_a_machine_is_gone_and_another_comes(lab: Lab) -> None:
     assert all(item.stays for item in status.generations)
 
 
-@pytest.mark.needs("root")  # to have the sockets of another process swallow what arrives
-def test_a_machine_that_vanishes_without_a_word_is_left_out_and_comes_back_as_a_newcomer(lab: Lab) -> None:
+@pytest.mark.needs("root")  # to make the sockets of another process drop packets
+def test_a_machine_that_vanishes_silently_is_left_out_and_returns_as_a_newcomer(lab: Lab) -> None:
     endpoint = f"http://{lab.site.address}"
     workers = Workers(lab, 3, ENDLESS, STEP_S="0.02", ELASTICCTL_RDZV_ENDPOINT=endpoint)
-    workers.begin(100)  # what a step takes is known then
+    workers.begin(100)  # until the duration of a step is known
     pids = vanish(lab.workers["w1"].pid)
     gone = time.time()
     lab.until(lambda: any(row["of"] == 2 for row in workers.ledger().made))
@@ -67,16 +67,16 @@ def test_a_machine_that_vanishes_without_a_word_is_left_out_and_comes_back_as_a_
     workers.end_soon()
     workers.finish()
     workers.check_samples()
-    assert len(workers.ledger().pids) <= 4, "at most its own rank started again"
+    assert len(workers.ledger().pids) <= 4, "at most its own rank restarted"
     view = lab.site.service.view("default/job", "job-uid")
     assert [item.reason for item in view.generations[1:2]] == ["cannot reach w1"]
-    assert all(item.failure is None for item in view.generations), "nobody is blamed"
+    assert all(item.failure is None for item in view.generations), "no worker is blamed"
     assert {item.resumed_from for item in view.generations[1:]} == {"memory"}
 
 
 def test_a_script_whose_collectives_depend_on_the_number_of_ranks_hangs_twice(lab: Lab) -> None:
-    """The new rank waits in the script's barrier, which the others, in the middle of an epoch, never come to."""
-    lab.rules = GroupRules(limit=ENDLESS)  # on a machine that is busy, the group hangs more often than that
+    """The new rank waits in the script's barrier, which the others, in the middle of an epoch, do not reach."""
+    lab.rules = GroupRules(limit=ENDLESS)  # on a busy machine, the group hangs more often
     workers = Workers(lab, 2, ENDLESS, options=("--hang-timeout", "2"), MEET="2", SAVE_EVERY="5", STEP_S="0.05")
     workers.begin(12)
     workers.join("new")
@@ -87,7 +87,7 @@ def test_a_script_whose_collectives_depend_on_the_number_of_ranks_hangs_twice(la
     assert all("the group has hung twice" in lab.output(name) for name in ("w0", "w1"))
 
 
-def test_a_worker_that_has_to_leave_costs_no_step(lab: Lab) -> None:
+def test_a_worker_that_leaves_loses_no_step(lab: Lab) -> None:
     workers = Workers(lab, 3, ENDLESS, STEP_S="0.02")
     workers.begin(10)
     lab.workers["w2"].send_signal(signal.SIGTERM)
@@ -100,8 +100,8 @@ def test_a_worker_that_has_to_leave_costs_no_step(lab: Lab) -> None:
     assert all(row["made"] for row in workers.ledger().rows if "jump" in row), "no step was lost"
 
 
-def test_a_replacement_that_comes_after_the_last_step_saves_its_share_of_the_end(lab: Lab) -> None:
-    """It has never called the model, and what it was handed is not stored yet."""
+def test_a_replacement_after_the_last_step_takes_part_in_the_last_save(lab: Lab) -> None:
+    """It has never called the model, and the state that it received is not stored yet."""
     lab.minimum = 2
     workers = Workers(lab, 2, 1, FAULTS="evaluation:10:w1")
     steps, *_ = workers.finish()
@@ -110,7 +110,7 @@ def test_a_replacement_that_comes_after_the_last_step_saves_its_share_of_the_end
 
 
 def test_a_script_may_call_run_step_for_each_batch_whose_gradient_it_accumulates(lab: Lab) -> None:
-    """A new rank, which counts batches from 0, would otherwise step its optimizer at other times than the rest."""
+    """A new rank, which counts batches from 0, would otherwise step its optimizer at other times than the others."""
     workers = Workers(lab, 3, 6, FAULTS="forward:5:w2 backward:11:w0", ACCUMULATE="4", STEP_EACH="1", SAVE_EVERY="3")
     steps, *_ = workers.finish()
     workers.check_samples()
@@ -118,18 +118,18 @@ def test_a_script_may_call_run_step_for_each_batch_whose_gradient_it_accumulates
     assert len(workers.ledger().pids) <= 5
 
 
-def test_the_smaller_step_at_the_end_of_an_epoch(lab: Lab) -> None:
-    """The script counts batches to know when to make a step: of six, and of the four that are left."""
+def test_the_smaller_last_step_of_an_epoch_is_repeated(lab: Lab) -> None:
+    """The script counts batches to know when to make a step: of six batches, and of the remaining four."""
     lab.minimum = 3
     workers = Workers(lab, 3, 4, FAULTS="backward:2:w0 forward:5:w1", ACCUMULATE="6")
     steps, *_ = workers.finish()
     workers.check_samples()
     assert steps == 8
     generations = lab.site.service.view("default/job", "job-uid").generations
-    assert generations[1].resumed_from == "memory", "a step of six begins again where it began"
+    assert generations[1].resumed_from == "memory", "a step of six batches starts again from its first one"
 
 
-def test_two_at_once_and_one_while_the_group_forms_again(lab: Lab) -> None:
+def test_simultaneous_losses_and_one_while_the_group_forms(lab: Lab) -> None:
     workers = Workers(lab, 4, ENDLESS, STEP_S="0.02")
     workers.begin(10)
     workers.lose("w1")
@@ -156,8 +156,8 @@ def test_losses_at_random(lab: Lab, seed: int) -> None:
 
 
 @pytest.mark.parametrize("stays", ["1", "0"])
-def test_several_runs_one_after_the_other_are_trained_as_one(lab: Lab, stays: str) -> None:
-    """Each has a group of its own, all in one generation; if a worker is lost, the last goes on from its checkpoint."""
+def test_several_consecutive_runs_train_as_without_losses(lab: Lab, stays: str) -> None:
+    """Each has a group of its own, all in one generation; after a loss, the last run resumes from its checkpoint."""
     workers = Workers(lab, 2, 1, IN_STAGES, STAYS=stays)
     for stage in (0, 1):
         lab.until((lab.folder / f"at-{stage}-5-2").exists)

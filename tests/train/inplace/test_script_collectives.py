@@ -1,4 +1,4 @@
-"""What the script's own collectives do with an error: test_kinds_of_training has losses of real ranks."""
+"""Errors in the script's own collectives; test_kinds_of_training has losses of real ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from elasticctl_train.inplace.script_collectives import ScriptCollectives
 
 
 class BrokenWork:
-    """A collective whose peer is gone."""
+    """A collective with a lost peer."""
 
     def wait(self, timeout: Any = None) -> bool:
         raise RuntimeError("Connection closed by peer")
@@ -28,7 +28,7 @@ class BrokenWork:
 
 
 class Bed:
-    """A group of two whose collectives break."""
+    """A group of two whose collectives fail."""
 
     def __init__(self) -> None:
         self.losses: list[BaseException] = []
@@ -51,13 +51,13 @@ def bed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bed]:
     with monkeypatch.context() as patch:
         for name in script_collectives.ALONE:
             for module in (distributed_c10d, dist):
-                patch.setattr(module, name, getattr(module, name))  # put back at the end
+                patch.setattr(module, name, getattr(module, name))  # restored at the end
         patch.setattr(distributed_c10d, "all_reduce", all_reduce)
         patch.setattr(distributed_c10d, "all_gather", all_gather)
         yield Bed()
 
 
-def test_in_a_lost_step_all_ranks_seem_to_have_this_ones_values(bed: Bed) -> None:
+def test_in_a_lost_step_collectives_return_this_ranks_values(bed: Bed) -> None:
     total, each = torch.ones(1), [torch.zeros(1), torch.zeros(1)]
     work: Any = dist.all_reduce(total, async_op=True)
     assert work.wait()
@@ -66,13 +66,13 @@ def test_in_a_lost_step_all_ranks_seem_to_have_this_ones_values(bed: Bed) -> Non
     assert len(bed.losses) == 2
 
 
-def test_after_the_optimizers_the_step_counts(bed: Bed) -> None:
+def test_after_the_optimizers_a_failed_collective_loses_no_step(bed: Bed) -> None:
     bed.is_made = True
     dist.all_reduce(torch.ones(1))
     assert bed.losses == []
 
 
-def test_an_error_that_no_loss_explains_is_the_scripts_own(bed: Bed) -> None:
+def test_an_error_without_a_lost_peer_is_raised(bed: Bed) -> None:
     bed.group.is_over = False
     with pytest.raises(RuntimeError, match="closed by peer"):
         dist.all_reduce(torch.ones(1))
@@ -80,7 +80,7 @@ def test_an_error_that_no_loss_explains_is_the_scripts_own(bed: Bed) -> None:
 
 
 @pytest.mark.parametrize("what", ["evaluation", "thread", "group"])
-def test_elsewhere_an_error_ends_the_script(bed: Bed, what: str) -> None:
+def test_outside_of_a_step_an_error_ends_the_script(bed: Bed, what: str) -> None:
     group: Any = None
     if what == "evaluation":
         bed.is_in_step = False

@@ -1,4 +1,4 @@
-"""A newcomer's compiled model is compiled before it joins, and nothing else of it changes."""
+"""A newcomer's compiled model is compiled before it joins, and does not change otherwise."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def examples_of(*batches: torch.Tensor) -> ExampleInputs:
     return ExampleInputs(examples.pop_report() or "")
 
 
-def test_the_first_step_compiles_nothing_any_more_and_the_model_is_as_it_was(watch: PeerWatch) -> None:
+def test_after_the_warmup_the_first_step_compiles_nothing_and_the_model_is_unchanged(watch: PeerWatch) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 1))
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -66,7 +66,7 @@ def test_the_first_step_compiles_nothing_any_more_and_the_model_is_as_it_was(wat
     assert compiler.compiled == 2
 
 
-def test_random_numbers_are_drawn_as_without(watch: PeerWatch) -> None:
+def test_the_warmup_does_not_change_random_numbers(watch: PeerWatch) -> None:
     compiled: Any = torch.compile(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)), backend="eager")
     examples = examples_of(torch.randn(8, 4))
     before = torch.get_rng_state()
@@ -74,9 +74,7 @@ def test_random_numbers_are_drawn_as_without(watch: PeerWatch) -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_gradients_do_not_go_to_the_group_that_was_formed_for_it(
-    watch: PeerWatch, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_warmup_does_not_reduce_gradients(watch: PeerWatch, monkeypatch: pytest.MonkeyPatch) -> None:
     reducers: list[weakref.ref[Any]] = []
 
     class Observed(ElasticDataParallel):
@@ -126,8 +124,8 @@ def test_a_model_is_compiled_as_a_whole_or_in_part() -> None:
 
 
 @pytest.mark.timeout(600)
-def test_no_rank_waits_while_a_newcomer_compiles(lab: Lab) -> None:
-    """Two sizes have been seen when it comes, so that torch compiles for any, and the group has another one then."""
+def test_ranks_do_not_wait_while_a_newcomer_compiles(lab: Lab) -> None:
+    """Two batch sizes were used before it joins, so torch compiles for any size, and a third one follows."""
     workers = Workers(lab, 3, ENDLESS, COMPILED, SLOW="w3", STEP_S="0.02")
     workers.begin(5)
     workers.lose("w1")
@@ -141,7 +139,7 @@ def test_no_rank_waits_while_a_newcomer_compiles(lab: Lab) -> None:
     workers.end_soon()
     workers.finish()
     workers.check_samples()
-    assert set((lab.folder / "compiled-w3").read_text().split()) == {"0"}, "it compiled when it had joined"
+    assert set((lab.folder / "compiled-w3").read_text().split()) == {"0"}, "it compiled after it had joined"
     assert workers.ledger().redone() == 0
 
 
@@ -163,7 +161,7 @@ VALUES = st.recursive(
 
 
 class Witness(nn.Module):
-    """Keeps what it is called with, and whether autocast was enabled."""
+    """Records its arguments, and whether autocast was enabled."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -176,7 +174,7 @@ class Witness(nn.Module):
 
 
 def alike(one: Any, other: Any) -> bool:
-    """Are two values of the same structure, with tensors of the same kind?"""
+    """True if two values have the same structure, with tensors of the same kind."""
     if isinstance(one, torch.Tensor):
         kinds = [(each.dtype, each.shape, each.stride(), each.device.type) for each in (one, other)]
         return kinds[0] == kinds[1] and not other.any()
@@ -199,7 +197,7 @@ def test_the_call_is_repeated_with_zeros(inputs: list[Any], options: dict[str, A
     assert not model.scale.grad.any()
 
 
-def test_autocast_is_repeated() -> None:
+def test_autocast_is_recorded_and_repeated() -> None:
     examples, model = ExampleInputs(), Witness()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         examples.record([torch.ones(1)], {})
@@ -207,7 +205,7 @@ def test_autocast_is_repeated() -> None:
     assert model.seen[0][2] is True
 
 
-def test_batches_that_all_differ_are_not_all_reported() -> None:
+def test_the_number_of_reported_calls_is_limited() -> None:
     examples = ExampleInputs()
     reports = 0
     for size in range(1, 50):
@@ -230,14 +228,14 @@ def test_only_the_newest_calls_are_kept_and_each_is_reported_once_in_a_group() -
 
 
 @pytest.mark.parametrize("value", [object(), {1: 2}, torch.ones(2).to_sparse(), nn.Parameter(torch.ones(1)), {1, 2}])
-def test_what_cannot_be_made_again_is_not_recorded(value: object) -> None:
+def test_calls_that_cannot_be_reproduced_are_not_recorded(value: object) -> None:
     examples = ExampleInputs()
     examples.record([value], {})
     assert examples.calls == []
     assert examples.pop_report() is None
 
 
-def test_more_than_the_service_accepts_is_not_reported() -> None:
+def test_calls_that_are_too_large_are_not_reported() -> None:
     examples = ExampleInputs()
     examples.record([torch.ones(1)] * 500, {})
     assert examples.pop_report() is None

@@ -26,7 +26,7 @@ class Kind(Enum):
     COLLECTIVE = "waits for other ranks"
     DEVICE = "waits for the GPU, and so perhaps for other ranks"
     SLEEP = "sleeps, and will wake up by itself"
-    CODE = "stands in code of its own"
+    CODE = "is in its own code"
     UNKNOWN = "cannot be read"
 
     @property

@@ -6,7 +6,7 @@ launcher as an exception. A process that changes its stack during the read canno
 then.
 
 `elasticctl stacks` runs `elasticctl-launch --stacks` in the worker. The launcher writes the list of its ranks to its
-private folder. Whoever can read that folder can see the stacks.
+private folder. Every user who can read that folder can see the stacks.
 """
 
 from __future__ import annotations
@@ -172,16 +172,15 @@ def write_rank_list(folder: Path, pids: Mapping[int, int], workspace: UnpackedWo
         new.replace(folder / RANKS)
 
 
-def stacks_of_ranks(pod: str, parents: tuple[str, ...] | None = None) -> dict[str, Any]:
+def stacks_of_ranks(pod: str) -> dict[str, Any]:
     """Return the Python stacks of the ranks of the worker whose pod has the uid `pod`, for JSON.
 
     `ranks` has one entry per rank, with `rank`, `pid` and `stacks`: one stack per thread of its processes, innermost
     frame first; files of the workspace are named as they were submitted. `trouble` says what could not be read; it is
-    empty otherwise. `parents` are the folders to search for launchers' private folders.
+    empty otherwise.
     """
     reader = StackReader()
-    notes = _notes(parents or folders_for_sockets())
-    found: dict[str, Any] = next((note for note in notes if note.get("pod") == pod), {"ranks": []})
+    found: dict[str, Any] = next((note for note in _notes() if note.get("pod") == pod), {"ranks": []})
     ranks = [
         {**rank, "stacks": [_as_submitted(stack, found) for stack in reader.read_all(rank["pid"])]}
         for rank in found["ranks"]
@@ -195,9 +194,10 @@ def _as_submitted(stack: ThreadStack, note: Mapping[str, Any]) -> dict[str, Any]
     return {**dataclasses.asdict(stack), "frames": frames}
 
 
-def _notes(parents: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+def _notes() -> Iterator[dict[str, Any]]:
     """The lists of ranks that launchers of this user have written; folders of other users are not trusted."""
-    for folder in (folder for parent in dict.fromkeys(parents) for folder in Path(parent).glob(f"{PREFIX}*")):
+    parents = dict.fromkeys(folders_for_sockets())
+    for folder in (folder for parent in parents for folder in Path(parent).glob(f"{PREFIX}*")):
         with suppress(OSError, ValueError):
             if folder.lstat().st_uid == os.getuid() and not folder.is_symlink():
                 note = json.loads((folder / RANKS).read_text("utf-8"))

@@ -17,10 +17,17 @@ from typing import Protocol
 
 from elasticctl_launcher.hangs.collectives import Collective
 from elasticctl_launcher.hangs.process_activity import read_activity
-from elasticctl_launcher.hangs.rank_activity import Sighting, Track, follow, wakes_by_itself, where_all_are
 from elasticctl_launcher.hangs.rank_location import describe, place_of
 from elasticctl_launcher.hangs.stacks import StackReader, Stacks, main_thread, to_lines
-from elasticctl_launcher.hangs.time_limit import Allowance, TimeLimit
+from elasticctl_launcher.hangs.standstill import (
+    Allowance,
+    Sighting,
+    TimeLimit,
+    Track,
+    follow,
+    wakes_by_itself,
+    where_all_are,
+)
 from elasticctl_launcher.system import start_thread
 from elasticctl_protocol.failures import GROUP_HANGS
 from elasticctl_protocol.reports import HangReport, RankPlace, Report

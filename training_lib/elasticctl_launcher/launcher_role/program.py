@@ -162,7 +162,7 @@ class LauncherRole:
                     return False
 
     def _handle_exit(self, rank: Rank) -> None:
-        self._program.stop(0.0)  # processes that the program has left behind
+        self._program.stop(0.0)  # processes that the program has left running
         if rank.code == 0:
             self._has_succeeded = True
             self._ask_to_finish()

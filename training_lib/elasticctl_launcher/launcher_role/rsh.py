@@ -18,9 +18,8 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from elasticctl_launcher.launcher_role.commands import FORWARDED
+from elasticctl_launcher.launcher_role.commands import CHUNK_BYTES, FORWARDED, FrameKind, WorkerConnection
 from elasticctl_launcher.launcher_role.hosts import address_of
-from elasticctl_launcher.launcher_role.worker_connection import CHUNK_BYTES, FrameKind, WorkerConnection
 from elasticctl_launcher.peers.copy_protocol import PeerError, read_peer_key
 from elasticctl_protocol import variables
 

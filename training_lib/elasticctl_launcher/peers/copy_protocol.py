@@ -43,13 +43,13 @@ _NAME = re.compile(
 )
 
 
-def read_peer_key(environ: Mapping[str, str] = os.environ) -> bytes:
+def read_peer_key() -> bytes:
     """Return the secret that proves to a job's workers that the other end is one of them.
 
     It is the content of $ELASTICCTL_PEER_KEY_FILE, or the job's token on a cluster that has no such key. Raises
     KeyError, OSError and PeerError.
     """
-    path = environ.get(variables.PEER_KEY_FILE) or environ[variables.TOKEN_FILE]
+    path = os.environ.get(variables.PEER_KEY_FILE) or os.environ[variables.TOKEN_FILE]
     key = Path(path).read_bytes().strip()
     if not key:
         raise PeerError(f"the key file {path} is empty")
@@ -83,13 +83,13 @@ def send_files(line: socket.socket, key: bytes, folder: Path, files: Sequence[Co
     """Send files in `folder`; return once they are stored. Raises PeerError and OSError."""
     line.settimeout(PATIENCE_S)
     theirs, mine = receive(line, NONCE_BYTES), secrets.token_bytes(NONCE_BYTES)
-    _say(line, key, b"offer" + theirs, {"nonce": mine.hex(), "files": [astuple(file) for file in files]})
-    _raise_if_refused(_hear(line, key, b"accept" + mine))
+    _send_message(line, key, b"offer" + theirs, {"nonce": mine.hex(), "files": [astuple(file) for file in files]})
+    _raise_if_refused(_receive_message(line, key, b"accept" + mine))
     for file in files:
         with (folder / file.name).open("rb", buffering=0) as data:
             if line.sendfile(data, 0, file.size_bytes) != file.size_bytes:
                 raise PeerError(f"{file.name} has become shorter")
-    _raise_if_refused(_hear(line, key, b"kept" + mine))
+    _raise_if_refused(_receive_message(line, key, b"kept" + mine))
 
 
 def receive_files(line: socket.socket, key: bytes, folder: Path, refuse: Callable[[int], str]) -> None:
@@ -101,7 +101,7 @@ def receive_files(line: socket.socket, key: bytes, folder: Path, refuse: Callabl
     line.settimeout(PATIENCE_S)
     mine = secrets.token_bytes(NONCE_BYTES)
     line.sendall(mine)
-    offer = _hear(line, key, b"offer" + mine)
+    offer = _receive_message(line, key, b"offer" + mine)
     try:
         theirs, rows = bytes.fromhex(offer["nonce"]), offer["files"]
         if len(theirs) != NONCE_BYTES or not isinstance(rows, list) or not 0 < len(rows) <= MAX_FILES:
@@ -110,7 +110,7 @@ def receive_files(line: socket.socket, key: bytes, folder: Path, refuse: Callabl
     except (KeyError, TypeError, ValueError) as e:
         raise PeerError("the offer is not that of a share") from e
     why_not = refuse(sum(file.size_bytes for file in files))
-    _say(line, key, b"accept" + theirs, {"refused": why_not} if why_not else {})
+    _send_message(line, key, b"accept" + theirs, {"refused": why_not} if why_not else {})
     if why_not:
         return
     partial = [(folder / f"{file.name}.{secrets.token_hex(4)}.partial", folder / file.name) for file in files]
@@ -121,12 +121,12 @@ def receive_files(line: socket.socket, key: bytes, folder: Path, refuse: Callabl
             path.replace(final)
     except (OSError, PeerError) as e:
         if not isinstance(e, (ConnectionError, TimeoutError)):
-            _say(line, key, b"kept" + theirs, {"refused": str(e)})
+            _send_message(line, key, b"kept" + theirs, {"refused": str(e)})
         raise
     finally:
         for path, _ in partial:
             path.unlink(missing_ok=True)
-    _say(line, key, b"kept" + theirs, {})
+    _send_message(line, key, b"kept" + theirs, {})
 
 
 def _receive_file(line: socket.socket, file: CopiedFile, path: Path) -> None:
@@ -141,15 +141,15 @@ def _receive_file(line: socket.socket, file: CopiedFile, path: Path) -> None:
             kept.write(chunk[:count])
             left -= count
     if crc != file.crc32:
-        raise PeerError(f"{file.name} was damaged on the way")
+        raise PeerError(f"{file.name} was damaged in transit")
 
 
-def _say(line: socket.socket, key: bytes, purpose: bytes, message: Mapping[str, Any]) -> None:
+def _send_message(line: socket.socket, key: bytes, purpose: bytes, message: Mapping[str, Any]) -> None:
     data = json.dumps(message).encode()
     line.sendall(_LENGTH.pack(len(data)) + data + hmac.digest(key, purpose + data, hashlib.sha256))
 
 
-def _hear(line: socket.socket, key: bytes, purpose: bytes) -> dict[str, Any]:
+def _receive_message(line: socket.socket, key: bytes, purpose: bytes) -> dict[str, Any]:
     (length,) = _LENGTH.unpack(receive(line, _LENGTH.size))
     if length > MAX_MESSAGE_BYTES:
         raise PeerError(f"a message of {length} bytes is too long")

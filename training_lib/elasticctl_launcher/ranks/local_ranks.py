@@ -38,7 +38,7 @@ from elasticctl_launcher.rank_reports import RankReports
 from elasticctl_launcher.ranks.rank_links import HandledSignals, RankLinks
 from elasticctl_launcher.ranks.warm_spares import RankStarter
 from elasticctl_launcher.service.client import ServiceClient
-from elasticctl_launcher.usage.measure_usage import StepTimeShares
+from elasticctl_launcher.usage import StepTimeShares
 from elasticctl_launcher.worker_output import WorkerOutput
 from elasticctl_launcher.workspace import create_folder_for_sockets, create_shared_memory_folder
 from elasticctl_protocol import variables
@@ -73,7 +73,7 @@ class LocalRanks:
         self.reports = RankReports(
             client,
             self._folder.path,
-            self._hear,
+            self._handle_report,
             on_finished=lambda generation, is_over: notify(TrainingDone(generation, is_over)),
         )
         self._links = RankLinks(
@@ -99,7 +99,7 @@ class LocalRanks:
         self._group = RankGroup(starter, self._print_line, self._handle_exit, reword=output.reword)
         self.drain = Drain(0, self.reports)
 
-    def _hear(self, report: Report) -> None:
+    def _handle_report(self, report: Report) -> None:
         """Respond to a report of a rank; called from a thread, while there are ranks."""
         if isinstance(report, MetricRows):
             self._output.store_metrics(report.rows)

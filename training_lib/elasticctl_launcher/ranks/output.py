@@ -1,8 +1,8 @@
 """Reads the output of one rank, line by line, and holds back its last traceback.
 
 The pipe may outlive the rank, if a process that the rank has started holds its other end. Nothing waits for that. What
-is in the pipe when the rank ends is read at once; later output is read for as long as the generation lasts, and then
-the pipe is closed.
+is in the pipe when the rank ends is read immediately; later output is read for as long as the generation lasts, and
+then the pipe is closed.
 
 The loss of one worker ends the ranks of all others, each with the same twenty lines about a broken connection. If the
 group knows that a peer ended first, one line replaces them. Any other traceback is printed as soon as the rank has
@@ -38,16 +38,15 @@ MAX_ERROR_CHARS = 300
 
 
 class LastTraceback:
-    """Passes on lines, changed by `reword`: to `note` at once, and to `say` when they are due. Not thread-safe."""
+    """Passes on lines, changed by `reword`: to `note` immediately, and to `say` when they are due. Not thread-safe."""
 
     def __init__(
         self,
         note: Callable[[str], None],
         say: Callable[[str], None],
-        clock: Callable[[], float] = time.monotonic,
         reword: Callable[[str], str] = str,
     ) -> None:
-        self._note, self._say, self._clock, self._reword = note, say, clock, reword
+        self._note, self._say, self._reword = note, say, reword
         self._held: list[str] = []
         self._due: float | None = None
 
@@ -58,7 +57,7 @@ class LastTraceback:
 
     def left_s(self) -> float | None:
         """Return the seconds until `release` is due; None if no time is set."""
-        return None if self._due is None else max(0.0, self._due - self._clock())
+        return None if self._due is None else max(0.0, self._due - time.monotonic())
 
     def add(self, line: str) -> None:
         """Add a line of the rank."""
@@ -68,7 +67,7 @@ class LastTraceback:
             if not begins_last_words(line):
                 self._say(line)
                 return
-            self._due = self._clock() + HOLD_S
+            self._due = time.monotonic() + HOLD_S
         self._held.append(line)
         if len(self._held) >= MAX_HELD_LINES:
             self.release()
@@ -140,7 +139,7 @@ class RankOutput:
         self._drained.wait(PRINT_S)
 
     def close(self, *, peers_ended: bool = False) -> None:
-        """Pass on what is in the pipe and stop reading, at once. `peers_ended`: see `LastTraceback.print_held`."""
+        """Pass on what is in the pipe and stop reading, immediately. `peers_ended`: see `LastTraceback.print_held`."""
         self._peers_ended, self._holds = peers_ended, self._words.is_holding
         self._closing = True
         self._wake()

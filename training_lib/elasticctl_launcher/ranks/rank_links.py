@@ -79,10 +79,10 @@ class RankLinks:
     def _listen(self, line: socket.socket) -> None:
         with suppress(OSError, ValueError), line.makefile("r") as messages:
             for message in messages:
-                self._hear(line, WIRE.decode(RankMessage, json.loads(message)))
+                self._handle_message(line, WIRE.decode(RankMessage, json.loads(message)))
         self._detach(line)
 
-    def _hear(self, line: socket.socket, message: RankMessage) -> None:
+    def _handle_message(self, line: socket.socket, message: RankMessage) -> None:
         why = message.why or ""
         if message.attach is not None:
             with self._lock:

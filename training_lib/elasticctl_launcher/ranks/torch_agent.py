@@ -45,7 +45,7 @@ class TorchAgent(SimpleElasticAgent):
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         handler = self._handler
-        if handler.starts_anew and self._ranks.can_stay():
+        if handler.restarts_all and self._ranks.can_stay():
             log.warning("the group has hung twice without a step in between: the ranks start again")
             self._ranks.stop()
         self._ranks.start(worker_group, handler.members, handler.get_run_id(), handler.generation)

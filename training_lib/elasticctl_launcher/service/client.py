@@ -16,7 +16,6 @@ import socket
 import struct
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -186,20 +185,6 @@ class ServiceClient:
         while (connection := self._pop_idle()) is not None:
             connection.close()
 
-    def call_until(
-        self, verb: str, body: Mapping[str, Any], deadline: float, timeout_s: float = 10.0
-    ) -> dict[str, Any]:
-        """Like `call`, but retry while the service is away, until `deadline` (a time of `time.monotonic`)."""
-        backoff = RetryPauses()
-        while True:
-            try:
-                return self.call(verb, body, timeout_s)
-            except ServiceAway:
-                pause_s = backoff.next_s()
-                if time.monotonic() + pause_s > deadline:
-                    raise
-            time.sleep(pause_s)
-
     def _connect(self, timeout_s: float) -> http.client.HTTPConnection:
         """An idle connection that is still open, or a new one."""
         while (connection := self._pop_idle()) is not None:
@@ -251,13 +236,13 @@ class ServiceClient:
         return error
 
 
-def client_from_environment(endpoint: str = "", environ: Mapping[str, str] = os.environ) -> ServiceClient:
-    """Return the client of the worker that `environ` describes. Raises KeyError for a missing variable."""
+def client_from_environment(endpoint: str = "") -> ServiceClient:
+    """Return the client of the worker that the environment describes. Raises KeyError for a missing variable."""
     return ServiceClient(
-        endpoint=endpoint or environ[variables.RENDEZVOUS_ENDPOINT],
-        namespace=environ.get(variables.NAMESPACE, "default"),
-        job=environ[variables.JOB],
-        token_file=environ[variables.TOKEN_FILE],
+        endpoint=endpoint or os.environ[variables.RENDEZVOUS_ENDPOINT],
+        namespace=os.environ.get(variables.NAMESPACE, "default"),
+        job=os.environ[variables.JOB],
+        token_file=os.environ[variables.TOKEN_FILE],
     )
 
 

@@ -21,7 +21,7 @@ from elasticctl_protocol.requests import WIRE, Doing, Heartbeat, Polled
 
 BEAT_S = 3.0
 SETTLE_S = 0.05
-"""States that last no longer than this are not reported: a long poll may follow at once and report the next state."""
+"""States that last no longer than this are not reported: a long poll may follow soon and report the next state."""
 BEAT_TIMEOUT_S = 5.0
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class HeartbeatSender:
         start_thread(self._run, name="heartbeat")
 
     def close(self) -> None:
-        """Stop sending; return at once."""
+        """Stop sending; return immediately."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -54,7 +54,7 @@ class HeartbeatSender:
         return self._doing
 
     def say(self, doing: Doing, generation: int) -> None:
-        """Record what the launcher is doing, and its newest generation; return at once."""
+        """Record what the launcher is doing, and its newest generation; return immediately."""
         with self._changed:
             self._generation = generation
             if doing is self._doing:

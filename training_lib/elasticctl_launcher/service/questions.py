@@ -45,7 +45,7 @@ from elasticctl_protocol.requests import (
 )
 
 LEAST_POLL_S = 0.5
-"""The shortest time between two requests of one question, in case the service answers at once with no result."""
+"""The shortest time between two requests of one question, in case the service answers immediately with no result."""
 REPORT_TIMEOUT_S = 2.0
 """How long a worker that leaves waits for its report to arrive. The service also finds out by itself."""
 MOST_COUNTED = 8
@@ -79,7 +79,7 @@ class Question:
         self._withdrawn = threading.Event()
 
     def ask(self, poll: Poll) -> Question:
-        """Start to ask; return at once."""
+        """Start to ask; return immediately."""
         start_thread(self._run, poll, name="question")
         return self
 

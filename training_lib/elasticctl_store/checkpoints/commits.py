@@ -54,7 +54,7 @@ def read_commits(storage: Storage, least: int = 0) -> Iterator[Commit]:
 def delete_commit(storage: Storage, commit: Commit, others: Iterable[Commit] = ()) -> None:
     """Delete a commit: the marker, then the entry, then the data.
 
-    With the entry gone first, every commit that is listed is complete. With the marker gone before it, nobody takes the
+    With the entry gone first, every commit that is listed is complete. With the marker gone before it, no run takes the
     save for one that has lost its entry. One of the `others` may refer to the same data, if an entry was restored for
     one that could not be read at that time; then only the entry is deleted.
 

@@ -122,7 +122,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """The job continues at the URL `to`: nobody may take this one over any more. `at` is in seconds since the epoch,
+    """The job continues at the URL `to`: no run may take over this one any more. `at` is in seconds since the epoch,
     UTC."""
 
     position: int
@@ -182,7 +182,7 @@ def save_folder(generation: int, number: int, step: int, run_id: str) -> str:
 def save_of(folder: str) -> Save | None:
     """Return the save that a folder belongs to; None if its name is not that of a save.
 
-    Such a folder belongs to somebody else, for example a dataset in `data/`, and is never deleted.
+    Another folder is not ours, for example a dataset in `data/`, and is never deleted.
     """
     found = _SAVE.fullmatch(folder)
     return Save(int(found[1]), int(found[2]), int(found[3]), found[4]) if found else None

@@ -1,7 +1,7 @@
 """`Keeper`: delete the commits that a run does not keep, and what killed runs have left.
 
-Nothing is deleted before a newer commit that stays has been read and its checksums verified. So whatever the storage
-has made of the data that was written to it, the newest intact checkpoint is never deleted.
+Nothing is deleted before a newer commit that stays has been read and its checksums verified. So even if the storage
+damages data, the newest intact checkpoint is never deleted.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ def give_order(tree: Any, where: Any) -> Any:
     try:
         return _with_order(tree, where) if where else tree
     except (LookupError, TypeError, AttributeError, RecursionError) as e:
-        raise DamagedError("not a state tree: one of its ordered dicts is not there") from e
+        raise DamagedError("not a state tree: one of its ordered dicts is missing") from e
 
 
 def _with_order(tree: Any, where: list[list[Any]]) -> Any:

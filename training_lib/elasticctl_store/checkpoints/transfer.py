@@ -1,23 +1,32 @@
-"""Copy a checkpoint from one storage to another, so that its job can continue there. Without torch.
+"""Copy a checkpoint from one storage to another, so that its job can continue there.
 
 The data is copied first, and the commit last, under its own position, so every commit listed at the target is complete.
 Each object is checked against the checksum that was committed: in transit and, if an earlier try has copied it, at the
 target. An interrupted copy therefore continues where it stopped. Memory is bounded: a large object is buffered in an
 unnamed temporary file.
+
+The target is held while the job's own storage is open, and released once that is closed. A hold is an entry of the
+target's journal which says that the job continues at the *source*, so no run can take over the target. Its position is
+that of the move in the source's journal, where no commit can be; the copied commit has a lower position. The release is
+an entry after it.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
+import secrets
+import socket
 import tempfile
 import threading
+import time
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
-from elasticctl_store.checkpoints import entries, move_target, rollbacks, verify
-from elasticctl_store.checkpoints.entries import Commit, ObjectRef
+from elasticctl_store.checkpoints import commits, entries, repair, run_records, verify
+from elasticctl_store.checkpoints.entries import Commit, Generation, Moved, ObjectRef
 from elasticctl_store.checkpoints.reader import read_contents, retry_damaged
 from elasticctl_store.checkpoints.verify import CheckedCommit, OnBytes
 from elasticctl_store.errors import DamagedError, ExistsError, MissingError, StorageError
@@ -59,7 +68,7 @@ def newest_first(
 
     If the run has gone back and committed nothing since, only those from which it may continue are yielded.
     """
-    back = rollbacks.pending(source)
+    back = run_records.pending_rollback(source)
     for finding in verify.findings(source):
         if finding.commit is None or finding.damage:
             on_damage(finding)
@@ -83,7 +92,7 @@ def copy_checkpoint(
 
     Raises StorageError; DamagedError or MissingError if the checkpoint is not what was committed.
     """
-    move_target.check(source, target)
+    check_target(source, target)
     folders = (checkpoint.commit.folder, *checkpoint.commit.bases)
     there = {key for folder in folders for key in all_keys(target, folder)}
     lock, sent = threading.Lock(), 0
@@ -192,3 +201,72 @@ def _commit(target: Storage, commit: Commit) -> None:
     except ExistsError as e:
         if target.get(key) != data:
             raise StorageError(f"{target.url}: there is another checkpoint already. FIX: choose an empty target") from e
+
+
+_TRIAL = "trial-of-a-move"
+
+
+def check_target(source: Storage, target: Storage) -> None:
+    """Raise StorageError if a run has used the target, or if another job is being moved to it."""
+    for _, entry in commits.read_entries(target):
+        if isinstance(entry, Generation):
+            raise StorageError(f"{target.url}: a job has been running there. FIX: choose an empty target")
+        if isinstance(entry, Moved) and entry.to != source.url:
+            raise StorageError(
+                f"{target.url}: the job of {entry.to} has moved there, or is about to. FIX: choose an empty target"
+            )
+
+
+def check_writable(target: Storage) -> None:
+    """Raise StorageError if this process may not write to the target."""
+    target.put(_TRIAL, [b"to see whether a job can be moved here"])
+    with suppress(StorageError):  # a move does not need the right to delete
+        target.delete([_TRIAL])
+
+
+def hold_target(source: Storage, target: Storage, position: int) -> None:
+    """Keep every run from taking over the target until `release_target`.
+
+    `position` is that of the move's own entry in the source's journal. Raises StorageError as `check_target` does.
+    """
+    check_target(source, target)
+    key = entries.key_of(position)
+    mine = Moved(position, 0, source.url, time.time())
+    with suppress(ExistsError):  # another job's, which `check_target` finds below
+        target.put(key, [entries.encode(mine)], if_absent=True)
+    try:
+        check_target(source, target)  # if two jobs are moved there at the same time, each sees the other
+    except StorageError:
+        if commits.read_entry(target, position) == mine:
+            target.delete([key])
+        raise
+
+
+def release_target(source: Storage, target: Storage) -> None:
+    """Let the job continue at the target. May be repeated. Raises StorageError if the source is not closed."""
+    moved = commits.moved_to(source)
+    if moved is None or moved.to != target.url:
+        raise StorageError(f"{source.url}: it has not been moved to {target.url}")
+    for position, entry in commits.read_entries(target):
+        if isinstance(entry, Moved) and entry.to == source.url:
+            start = Generation(position + 1, moved.generation, secrets.token_hex(4), socket.gethostname(), time.time())
+            with suppress(ExistsError):  # an earlier try of the same move
+                target.put(entries.key_of(start.position), [entries.encode(start)], if_absent=True)
+        return
+
+
+def discard_copies(source: Storage, target: Storage) -> None:
+    """Delete what was copied to a target that is still held for this source, because the job continues elsewhere.
+
+    Does nothing if the target's journal contains anything else. Raises StorageError.
+    """
+    found = dict(commits.read_entries(target))
+    holds = {position for position, entry in found.items() if isinstance(entry, Moved) and entry.to == source.url}
+    copies = [entry for entry in found.values() if isinstance(entry, Commit)]
+    if not holds or max(holds) != max(found) or len(holds) + len(copies) != len(found):
+        return
+    for copy in copies:
+        commits.delete_commit(target, copy)
+    target.delete(list(repair.save_keys(target)))
+    run_records.delete_records(target)
+    target.delete([entries.key_of(position) for position in sorted(holds)])

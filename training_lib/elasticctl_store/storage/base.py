@@ -60,7 +60,7 @@ class Storage(Protocol):
         """Delete what killed writers have left half-written and listings do not show, for the keys for which `is_ours`
         is true.
 
-        Nobody may be writing any of these keys.
+        No process may be writing these keys.
         """
 
 

@@ -267,7 +267,7 @@ def _describe(error: Exception) -> str:
 
 
 def is_temporary(status: int) -> bool:
-    """Return whether a status says that the same request may succeed later, whatever the service.
+    """Return whether a status says that the same request may succeed later, for any service.
 
     Proxies use many statuses above 500 (Cloudflare: 520 to 530, and 529). Not implemented (501), unsupported version
     (505) and full (507) are permanent.

@@ -2,11 +2,11 @@
 
 An object is written under a `.partial` name, synced to disk and then renamed. To be created only if absent, it is hard
 linked instead: that is the one call that is atomic and refuses an existing name. Listings show the partial files of
-killed writers like any object, so whatever sweeps unreferenced objects sweeps them too (`retention`).
+killed writers like any object, so sweeps of unreferenced objects delete them too (`retention`).
 
-A folder directly below `root` may be a symbolic link, to a larger disk, say. It is followed like a folder if whoever
-made it could delete what is there anyway: this user, root, or the owner of the folder that it leads to. Nothing is
-deleted through any other link, which could have been made to have somebody else's files deleted.
+A folder directly below `root` may be a symbolic link, to a larger disk, say. It is followed like a folder if its owner
+could delete the target's content anyway: this user, root, or the owner of the target. Nothing is deleted through any
+other link, which could have been created to get another user's files deleted.
 
 A file server that is unavailable for a while is waited for, like any storage (see `outages`).
 """

@@ -20,7 +20,7 @@ from elasticctl_store.errors import StorageError
 
 log = logging.getLogger("elasticctl_train")
 
-TOLD_AFTER_S = 3.0
+REPORTED_AFTER_S = 3.0
 """A request that has failed for this long counts as waiting for its storage. Shorter failures are not reported."""
 JITTER = random.Random()  # noqa: S311 - no secret
 """A generator of its own, so that a script draws the same random numbers whether or not its storage fails."""
@@ -100,7 +100,7 @@ class Waits:
         """Return (seconds, reason) of the longest wait; None if no request has waited for long enough to count."""
         since_s, why = min(self._waiting.values(), default=(math.inf, ""))
         away_s = time.monotonic() - since_s
-        return (away_s, why) if away_s >= TOLD_AFTER_S else None
+        return (away_s, why) if away_s >= REPORTED_AFTER_S else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,10 +133,10 @@ def as_error(answer: HttpResponse, action: Action, key: str, place: Location) ->
         return MissingError(f"{place.url}: {key} is not there")
     what = f"cannot {action.verb} {key or 'the keys'} {action.preposition} {place.url}"
     kind = FullError if said in _FULL or answer.status == 507 else StorageError
-    return kind(f"{what}: {_mend(answer, said, action, place)}")
+    return kind(f"{what}: {_fix(answer, said, action, place)}")
 
 
-def _mend(answer: HttpResponse, said: str, action: Action, place: Location) -> str:
+def _fix(answer: HttpResponse, said: str, action: Action, place: Location) -> str:
     if said == "NoSuchBucket":
         return f"there is no bucket {place.bucket!r}. FIX: create it, or correct the URL"
     if said in _ELSEWHERE or answer.status in (301, 307):

@@ -1,7 +1,7 @@
 """Open storage URLs that somebody else wrote, with this process's credentials.
 
-A URL may name an endpoint. In a job's own process that is up to the job, but whoever may write jobs must not receive
-the tokens of everybody who looks at one. The endpoint of such a URL therefore has to be the provider's own, the one
+A URL may name an endpoint. In a job's own process that is up to the job, but users who may write jobs must not receive
+the tokens of those who look at one. The endpoint of such a URL must therefore be the provider's own, the one
 that this process's environment names, or that of a URL which the caller has chosen.
 """
 

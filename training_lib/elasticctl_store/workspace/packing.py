@@ -1,7 +1,7 @@
 """The format of a workspace: its listing, the digest that names it, and how its contents are packed. Pure.
 
 The digest covers paths, contents, the executable bit and the targets of links, but not times, owners or where the bytes
-are stored. So the same folder has the same name on every machine, and whoever unpacks it can verify it.
+are stored. So the same folder has the same name on every machine, and it can be verified when it is unpacked.
 
 Contents are cut into pieces, compressed, and stored in packs: objects that hold pieces one after the other. The pieces
 of each content are recorded next to the listing (`Places`), so a later workspace can refer to existing packs.

@@ -18,12 +18,12 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict
 from typing import Any, NoReturn
 
-from elasticctl_store.checkpoints import entries, repair, rollbacks
+from elasticctl_store.checkpoints import entries, repair, run_records
 from elasticctl_store.checkpoints.commits import read_commits
 from elasticctl_store.checkpoints.entries import Commit, Retention
 from elasticctl_store.checkpoints.reader import fetch_document
 from elasticctl_store.checkpoints.retention import take_over
-from elasticctl_store.checkpoints.rollbacks import Rollback
+from elasticctl_store.checkpoints.run_records import Rollback
 from elasticctl_store.errors import FencedError, MissingError, NotFiniteError, RollbackError, SaveError, StorageError
 from elasticctl_store.storage import Storage, Waits
 from elasticctl_train.checkpoint.memory.copies import Copies
@@ -165,7 +165,7 @@ class Checkpointer:
 
     def rollback(self) -> Rollback | None:
         """Return the note of a run that has gone back, if nothing has been committed since; the same on all ranks."""
-        note = rollbacks.pending(self._storage) if self._world.rank == 0 else None
+        note = run_records.pending_rollback(self._storage) if self._world.rank == 0 else None
         found = self._world.broadcast(None if note is None else asdict(note))
         return None if found is None else Rollback(**found)
 
@@ -183,13 +183,13 @@ class Checkpointer:
         """On rank 0: write the note; return whether it was written, and a message that says what follows."""
         note = Rollback(self.generation, step, value, skip_to)
         lost = f"the loss is {value} since step {step}"
-        times = len(rollbacks.read_all(self._storage)) + 1
+        times = len(run_records.read_rollbacks(self._storage)) + 1
         if times > MOST_ROLLBACKS:
             return False, f"{lost}, and this run has gone back {MOST_ROLLBACKS} times already"
         before = next((commit for commit in read_commits(self._storage) if note.allows(commit)), None)
         if before is None:
             return False, f"{lost}, and there is no checkpoint from before that to go back to"
-        rollbacks.write(self._storage, note)
+        run_records.write_rollback(self._storage, note)
         where = f"going back to step {before.step} ({times} of at most {MOST_ROLLBACKS} times)"
         return True, f"{lost}: {where}, and skipping the batches up to step {step}"
 
@@ -216,7 +216,7 @@ class Checkpointer:
         `state` is the same on all ranks, `local` belongs to this rank; see `plans.plan`. The parts in `until_step`
         belong to optimizers: nothing else writes to their tensors, so those in main memory are copied in the background
         until an optimizer's next step begins. If something else does write to them, this save fails, and later ones
-        copy everything at once.
+        copy everything immediately.
 
         Raises StateError if the state cannot be stored; nothing is written then. Storage errors are logged and reported
         by `settle`. Call `agree` or `settle` between two saves: that is where ranks other than 0 learn of the commit,
@@ -278,7 +278,7 @@ class Checkpointer:
         self.is_copy_granted = bool(copy_due and not no_copy and not anyone_due)
         self.is_away = bool(away)
         self._react(failed, fenced)
-        saves.learn_of_commit(committed)
+        saves.record_commit(committed)
         saves.distrust(damaged, failed)
         if anyone_due and busy:
             self.skipped += 1
@@ -324,7 +324,7 @@ class Checkpointer:
             self.has_given_up = bool(busy and away and wanted and not is_committed)
             if not busy or self.has_given_up or (is_last and away and is_committed):
                 break
-        saves.learn_of_commit(committed)
+        saves.record_commit(committed)
         saves.distrust(damaged, failed)
         return is_committed
 

@@ -1,7 +1,7 @@
 """Restore the states of optimizers as they were, to the parameters that they belong to.
 
 torch numbers the parameters in a state, so a state fits any optimizer with the same number of them. With the names that
-`names` returns, each state finds its parameter, whatever the script's order is now.
+`names` returns, each state finds its parameter, regardless of the script's order.
 """
 
 from __future__ import annotations

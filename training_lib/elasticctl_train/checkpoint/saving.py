@@ -203,7 +203,7 @@ class Saves:
             self._distrusted = damaged, failed
             self._snapshots.unchanged.forget_stored()
 
-    def learn_of_commit(self, committed: int) -> None:
+    def record_commit(self, committed: int) -> None:
         """On ranks other than 0, which do not commit: learn that this save has been committed."""
         if committed == self.number != self.committed:
             self.committed = committed
@@ -228,7 +228,7 @@ class Saves:
                 self.committed = self.number
                 self._committer.committed(commit, time.monotonic() - started_s)
                 self._snapshots.keep_snapshot()
-        except Exception as e:  # noqa: BLE001 - the edge of a thread: whatever it is must reach the log and finish()
+        except Exception as e:  # noqa: BLE001 - the edge of a thread: every error must reach the log and finish()
             fenced = self._as_fenced(e)
             if fenced is not None:
                 self.fenced = fenced
@@ -275,8 +275,8 @@ class Saves:
 class FenceWatch:
     """Checks, next to training, whether a newer run has taken over the storage; `found` is the error once one has.
 
-    A zombie, a group that was cut off and replaced, may have minutes until its next save. Two small requests per minute
-    tell it that it is over.
+    A zombie, a group that was cut off and replaced, may have minutes until its next save. It finds out by two small
+    requests per minute.
     """
 
     def __init__(self, check: Callable[[], None]) -> None:

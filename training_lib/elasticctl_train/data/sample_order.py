@@ -110,7 +110,7 @@ class Step:
     It was taken from the loader: `samples` of all ranks, in `batches` global batches. The script has called `Run.step`
     for it `calls` times, the last time with `loss`. `cursor` is where training is after it.
 
-    If a peer is lost before the optimizers have made it, it counts for nothing, and its batches come again. `torn`: it
+    If a peer is lost before the optimizers have made it, it does not count, and its batches are repeated. `torn`: it
     cannot be repeated in this process then, because it has fewer batches than others: a script that counts batches
     would make the next step too early.
     """
@@ -129,8 +129,8 @@ class Feed:
     `pending` samples in `batches` were passed since the last step; `own` samples of the newest global batch belong to
     this rank. `mark` is the state of a stream after that batch, if it has one. `moves` counts moves to another group,
     `begun` the times that the script has begun an epoch, or its rest. `is_done`: a pass has ended in this epoch.
-    `repeated` batches of this epoch have come again because their steps were lost, on the ranks that were there then.
-    `fetches_ahead`: the script takes each batch from the loader before it has trained on the one before.
+    `repeated` batches of this epoch were repeated because their steps were lost, on the ranks that were in the group
+    then. `fetches_ahead`: the script takes each batch from the loader before it has trained on the one before.
     """
 
     def __init__(
@@ -195,7 +195,7 @@ class Feed:
         self.own, self.total, self.mark = len(slice_of(batch, self.rank, self.world_size)), len(batch), mark
 
     def restart_at(self, mark: Any) -> None:
-        """Continue after the last step, where the stream's state is `mark`: what was passed since comes again."""
+        """Continue after the last step, where the stream's state is `mark`: batches passed since then are repeated."""
         self.drop_pending()
         self.mark = mark
 
@@ -239,11 +239,11 @@ class Feed:
         self.is_done = False
 
     def repeat(self, step: Step) -> None:
-        """Record that the batches of a step come again."""
+        """Record that the batches of a step are repeated."""
         self.repeated += step.batches
 
     def adopt_repeated(self, batches: int) -> None:
-        """Record how many batches have come again on the ranks that this one joins."""
+        """Record how many batches were repeated on the ranks that this one joins."""
         self.repeated = batches
 
 

@@ -214,7 +214,7 @@ class ElasticReader(StorageReader):
             if not self._allow_pickle:
                 raise RestoreError(
                     f"{name}: it is stored as a pickle, which can run any code when it is loaded. FIX: if you trust "
-                    "whoever wrote it, use ElasticReader(…, allow_pickle=True)"
+                    "its author, use ElasticReader(…, allow_pickle=True)"
                 )
             stand = found.stands[id(found.items[name])]
             content = inner.get(stand.name)

@@ -61,7 +61,7 @@ class SavePlace:
 class Written:
     """What the coordinator has to know about an item: the dtype of a tensor, or the JSON of anything else.
 
-    `folder` is where its rank wrote to, so that two saves at once are not mistaken for one.
+    `folder` is where its rank wrote to, so that two simultaneous saves are not mistaken for one.
     """
 
     dtype: str = ""

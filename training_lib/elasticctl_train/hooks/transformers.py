@@ -8,7 +8,7 @@ Trainer resumes from a folder, and calls callbacks too late for that. So `resume
 the trainer's progress, in JSON. On this one object, it replaces the three methods by which Trainer reads everything
 else from files with ones that read from the checkpoint. Trainer then resumes at the right batch by itself.
 
-Trainer evaluates after a step, and once more at the end of an epoch, and would do neither when it resumes there. So a
+Trainer evaluates after a step, and again at the end of an epoch, and would do neither when it resumes there. So a
 step counts only after that, and `resume` also wraps the method that does it. Trainer would make one step too many where
 its last step was made in the middle of an epoch, so `resume` wraps the method that trains for an epoch, too.
 """

@@ -206,8 +206,8 @@ class LastStep:
     def restore(self, undone: Sequence[torch.Tensor] = ()) -> bool:
         """Return to the beginning of the step; return False if the script has changed state that cannot be restored.
 
-        The gate restores the parameters in `undone`, whatever has changed them: an optimizer with a closure continues
-        after the loss.
+        The gate restores the parameters in `undone`, regardless of what has changed them: an optimizer with a closure
+        continues after the loss.
         """
         if not self._is_begun:
             return True

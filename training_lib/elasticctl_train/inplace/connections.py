@@ -1,12 +1,12 @@
 """Cuts a process group's connections, so that no rank keeps waiting for a peer that will not answer.
 
 gloo cannot do that. A rank whose peers are alive, but have given up the collective that it waits in, waits until its
-timeout, and `abort` does not free it. Shutting down a connection frees both ends at once, except for operations that
-gloo has begun to send: it forgets them, so whatever waits for them has to be made to give up. A rank that still waits
-for a peer to connect gets a connection from this process itself. The sockets of a group, including the one to its
+timeout, and `abort` does not free it. Shutting down a connection frees both ends immediately, except for operations
+that gloo has begun to send: it drops them, so anything that waits for them must be made to give up. A rank that still
+waits for a peer to connect gets a connection from this process itself. The sockets of a group, including the one to its
 store, are those that appeared in this process while the group was made. Collectives on GPUs do not only wait for
-sockets, so NCCL has to abort them. torch's own watchdog for NCCL ends the process after a failure, so it is turned
-off for ranks that stay (`elasticctl_train.dist.rejoin`). It still records what it sees.
+sockets, so NCCL has to abort them. torch's own watchdog for NCCL ends the process after a failure, so it is turned off
+for ranks that stay (`elasticctl_train.dist.rejoin`). It still records what it sees.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _IDLE = 0.2
 class GroupConnections:
     """The connections that this process opens for a group of `size` ranks, between construction and `seal`.
 
-    `on_dead(connections)` is called from a thread once whatever still waits on them after a cut will never end.
+    `on_dead(connections)` is called from a thread once anything that still waits on them after a cut will never end.
     `on_gpus` are the process groups on them that use GPUs.
     """
 
@@ -89,7 +89,7 @@ class GroupConnections:
 
     @property
     def is_dead(self) -> bool:
-        """True if whatever still waits on the connections will never end."""
+        """True if anything that still waits on the connections will never end."""
         return self._cut_at is not None and time.monotonic() >= self._cut_at + _DEAD_S
 
     def cut(self) -> None:
@@ -116,7 +116,7 @@ class GroupConnections:
 
     def _shut_down(self) -> None:
         for inode, descriptor in _sockets().items():
-            # Until `seal`, whatever has been opened since the beginning belongs to the group; then it is a fixed set.
+            # Until `seal`, everything opened since the beginning belongs to the group; then it is a fixed set.
             if inode in self._before if self._mine is None else inode not in self._mine:
                 continue
             with suppress(OSError):  # closed meanwhile

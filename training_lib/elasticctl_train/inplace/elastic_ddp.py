@@ -109,7 +109,7 @@ class PeerWatch:
         self.survives = False
 
     def put_buckets(self, buckets: Buckets | None) -> None:
-        """Record the buckets that the ranks have settled on; None if they have to settle again."""
+        """Record the buckets that the ranks have agreed on; None if they have to agree again."""
         self.buckets = buckets
 
     def start_with_buckets(self, buckets: Buckets | None) -> None:

@@ -78,7 +78,7 @@ class ElasticGroup:
             dist.leave(self.world)
 
     def enter(self, standing: Standing, state: Callable[[], Mapping[str, Any]]) -> tuple[Agreement, State | None]:
-        """Tell the launcher that this process stays, and join the other ranks, without a time limit.
+        """Report to the launcher that this process stays, and join the other ranks, without a time limit.
 
         Returns how the ranks arrived at one state, and that state if this rank had to take it over, else None.
         `state()` returns the state that this rank gives to others. Raises StateError if it fails, ConnectionError if

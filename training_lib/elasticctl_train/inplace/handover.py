@@ -1,6 +1,6 @@
 """Sends the newest state to the ranks of a new group that are behind, over the network.
 
-Storage is read only if no rank has the state. The receivers form a chain behind the source, and each passes on what it
+Storage is read only if no rank has the state. The receivers form a chain after the source, and each passes on what it
 receives. So the bandwidth of one link is enough for any number of them. Nothing is pickled: the state is sent as a
 checkpoint's JSON and tensors.
 """

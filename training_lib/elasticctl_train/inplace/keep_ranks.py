@@ -38,11 +38,11 @@ def why_not(run_parts: Mapping[str, Stateful], given: torch.nn.Module, loaders: 
     obstacles = {
         "the script has made another run before": is_taken(),
         "the script has joined its process group itself": torch.distributed.is_initialized(),
-        "the model came in DistributedDataParallel": parts.is_parallel(given),
+        "the model is in DistributedDataParallel already": parts.is_parallel(given),
         "the model is sharded": dtensor.has_sharded(given),
-        "a data loader keeps a position of its own": bool(loaders),
-        "Run was given no optimizer": "optimizer" not in run_parts,
-        "Run was given no optimizer of some of the model's parameters": not parts.all_stepped(run_parts),
+        "a data loader keeps its own position": bool(loaders),
+        "no optimizer was passed to Run": "optimizer" not in run_parts,
+        "no optimizer of some of the model's parameters was passed to Run": not parts.all_stepped(run_parts),
     }
     return next((words for words, is_so in obstacles.items() if is_so), "")
 
@@ -151,7 +151,7 @@ class KeepRanks:
         if lost is not None and (obstacle := self.why_restart()):
             self.replace(obstacle.why)
         if self.world.device.type == "cuda" and self._loop.collectives.has_made_any(dist.collectives_of_script()):
-            self.replace("a GPU does not show whether a collective of the script's own was aborted")
+            self.replace("a GPU does not show whether a collective of the script was aborted")
         if lost is not None:
             self.must_restart |= self._saves and self._loop.would_skip_batches(self._feed, lost.batches)
         is_torn = lost is not None and (lost.torn or not self._last_step.is_begun)
@@ -161,9 +161,9 @@ class KeepRanks:
         mine = Standing(cursor.step, cursor.epoch, has_state=has_state, restarts=self.must_restart)
         agreement, handed = self.group.enter_next(mine, state)
         if agreement.source is None:
-            self.replace("no rank has the state of a whole step")
+            self.replace("no rank has the state of a complete step")
         if is_whole and handed is not None and cursor.epoch != agreement.newest.epoch:
-            self.replace("the others have gone on to the next epoch")
+            self.replace("the other ranks are in the next epoch")
         self._accept(agreement)
         self._gate.end_step()
         if self._model is not None:
@@ -280,7 +280,7 @@ class KeepRanks:
         if not self._saves:
             return
         self.must_restart, self._state_counts = True, has_state
-        self.group.regroup("the script goes by a count of its own")
+        self.group.regroup("the script uses its own count of steps")
 
     def replace(self, why: str) -> NoReturn:
         """Have the launcher replace this process, which waits to be stopped."""

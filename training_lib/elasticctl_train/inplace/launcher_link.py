@@ -20,9 +20,9 @@ _TAKEN = ""
 """The variable's value once the connection is in use."""
 
 
-def is_taken(environ: Mapping[str, str] = os.environ) -> bool:
+def is_taken() -> bool:
     """True if another run in this process has already used the connection to the launcher."""
-    return environ.get(variables.LINK_SOCKET) == _TAKEN
+    return os.environ.get(variables.LINK_SOCKET) == _TAKEN
 
 
 class LauncherLink:
@@ -59,7 +59,7 @@ class LauncherLink:
             environ[variables.LINK_SOCKET] = _TAKEN
 
     def listen(self, on_over: Callable[[], None] = lambda: None) -> None:
-        """Hear the launcher from now on; `on_over()` is called from a thread when this rank's generation has ended."""
+        """Receive messages from now on; `on_over()` is called from a thread when this rank's generation has ended."""
         threading.Thread(target=self._listen, args=(on_over,), name="elasticctl-link", daemon=True).start()
 
     @property
@@ -68,7 +68,7 @@ class LauncherLink:
         return self._over >= self.generation
 
     def attach(self) -> None:
-        """Tell the launcher that this process can be kept when its generation ends."""
+        """Report that this process can be kept when its generation ends."""
         self._send(RankMessage(attach=self._local_rank, generation=self.generation))
 
     def report_lost(self, generation: int, why: str) -> None:

@@ -25,7 +25,7 @@ from elasticctl_train.dist import GroupOver, finish
 from elasticctl_train.inplace.group import ElasticGroup
 
 CONFIRMED_S = 10.0
-"""How long an error waits for the news that a peer is lost. Without it, the error is the script's own."""
+"""How long an error waits for a report that a peer is lost. Without one, the error is the script's own."""
 _LOOK_S = 0.01
 
 Arguments = dict[str, Any]

@@ -100,7 +100,7 @@ def warm_up(model: torch.nn.Module, examples: ExampleInputs, watch: PeerWatch) -
 def repeat_call(call: Any, model: torch.nn.Module, device: torch.device) -> None:
     """Call the model, whose parameters are on `device`, with zeros instead of the values; then do a backward pass.
 
-    The gradients are zeros as well. Raises whatever the model raises for zeros.
+    The gradients are zeros as well. Raises what the model raises for zeros.
     """
     inputs, options, autocast = call
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Digests of rows notice every change of bits; masks and bitmaps say the same."""
+"""Digests of rows detect every change; masks and bitmaps are equivalent."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from elasticctl_train.checkpoint import tree
 from elasticctl_train.checkpoint.incremental import rows
 
 
-def test_a_sum_stays_the_same_as_rarely_as_promised() -> None:
+def test_sums_collide_as_rarely_as_promised() -> None:
     """The worst difference is 2**31 in one word: then the lowest bits of the key decide. Of 16-bit keys and words of 8
     bits, all can be tried."""
     worst = 0
@@ -24,7 +24,7 @@ def test_a_sum_stays_the_same_as_rarely_as_promised() -> None:
 
 
 @given(st.sampled_from(sorted(tree.DTYPES)), st.integers(1, 9), st.integers(1, 40), st.integers(0, 2**32), st.data())
-def test_a_change_of_one_bit_is_noticed_in_its_row_alone(
+def test_a_flipped_bit_changes_only_the_digest_of_its_row(
     dtype: str, items: int, length: int, seed: int, data: st.DataObject
 ) -> None:
     torch.manual_seed(seed)
@@ -49,19 +49,19 @@ def test_digests_are_sums_modulo_2_to_the_64() -> None:
             assert (int(found[row, column]) - expected) % 2**64 == 0
 
 
-def test_keys_are_new_each_time_and_take_nothing_from_the_generator_of_training() -> None:
+def test_keys_are_random_and_do_not_use_torchs_generator() -> None:
     before = torch.get_rng_state()
     assert not torch.equal(rows.draw_keys(8), rows.draw_keys(8))
     assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.parametrize("length", [1, 7, 8, 9, 1000])
-def test_a_mask_comes_back_from_its_bitmap(length: int) -> None:
+def test_a_mask_survives_its_bitmap(length: int) -> None:
     mask = torch.rand(length) < 0.3
     assert torch.equal(rows.to_mask(rows.to_bitmap(mask), length), mask)
 
 
-def test_rows_are_replaced_and_nothing_else() -> None:
+def test_only_the_patched_rows_are_replaced() -> None:
     table, file = torch.randn(10, 3), torch.zeros(8 + 120 + 5, dtype=torch.uint8)
     file[8:128] = table.view(-1).view(torch.uint8)
     mask = torch.tensor([row in (0, 4, 9) for row in range(10)])

@@ -1,4 +1,4 @@
-"""Of tables, only the rows that have changed are written, and every commit is whole."""
+"""Only changed rows of tables are written, and every commit is complete."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def check(storage: Storage, commit: Commit) -> None:
     assert same(read_alone(storage, commit)[0], table_state(commit.step))
 
 
-def test_of_one_percent_of_rows_per_save_a_twentieth_of_the_table_is_written(tmp_path: Path) -> None:
+def test_with_one_percent_of_changed_rows_a_twentieth_of_the_table_is_written(tmp_path: Path) -> None:
     storage = Counting(tmp_path)
     checkpoints = Checkpointer(storage, keep=Retention(1))
     torch.manual_seed(0)
@@ -78,7 +78,7 @@ def test_of_one_percent_of_rows_per_save_a_twentieth_of_the_table_is_written(tmp
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-def test_every_commit_is_read_by_every_reader(tmp_path: Path) -> None:
+def test_every_reader_can_read_every_commit(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path)
     run_of(storage, 9, 20)
     found = list(read_commits(storage))
@@ -93,7 +93,7 @@ def test_every_commit_is_read_by_every_reader(tmp_path: Path) -> None:
     assert same(state, table_state(9))
 
 
-def test_a_commit_is_of_the_oldest_format_that_can_hold_it(tmp_path: Path) -> None:
+def test_a_commit_has_the_oldest_format_that_can_hold_it(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path)
     run_of(storage, 6, 20)
     formats = {}
@@ -113,7 +113,7 @@ def test_dense_training_has_no_tables(tmp_path: Path) -> None:
     assert not base_files(storage)
 
 
-def test_what_does_not_change_at_all_is_not_written(tmp_path: Path) -> None:
+def test_unchanged_tables_are_not_written(tmp_path: Path) -> None:
     storage = Counting(tmp_path)
     checkpoints = run_of(storage, 5)
     storage.put_bytes.clear()
@@ -123,7 +123,7 @@ def test_what_does_not_change_at_all_is_not_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fills", ["/rows-", f"/{entries.DATA}"])
-def test_when_room_has_been_made_a_patch_is_written_again_and_not_the_table(tmp_path: Path, fills: str) -> None:
+def test_after_making_room_only_the_patch_is_written_again(tmp_path: Path, fills: str) -> None:
     class Full(Counting):
         fills = ""
 
@@ -143,7 +143,7 @@ def test_when_room_has_been_made_a_patch_is_written_again_and_not_the_table(tmp_
     check(storage, next(read_commits(storage)))
 
 
-def test_what_is_not_known_to_be_committed_is_not_referred_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_saves_refer_only_to_committed_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     storage = Counting(tmp_path)
     checkpoints = run_of(storage, 5)
     with monkeypatch.context() as during:
@@ -155,7 +155,7 @@ def test_what_is_not_known_to_be_committed_is_not_referred_to(tmp_path: Path, mo
     check(storage, next(read_commits(storage)))
 
 
-def test_bitmaps_that_would_be_too_large_are_neither_written_nor_read(
+def test_bitmaps_that_are_too_large_are_neither_written_nor_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     storage = LocalStorage(tmp_path)
@@ -170,7 +170,7 @@ def test_bitmaps_that_would_be_too_large_are_neither_written_nor_read(
 
 
 @pytest.mark.parametrize("is_patch", [False, True])
-def test_a_base_file_or_patch_that_is_gone_is_noticed_before_the_commit(tmp_path: Path, is_patch: bool) -> None:
+def test_a_missing_base_file_or_patch_is_detected_before_the_commit(tmp_path: Path, is_patch: bool) -> None:
     storage = LocalStorage(tmp_path)
     checkpoints = run_of(storage, 5)
     storage.delete([key for key in base_files(storage) if entries.is_patch(key) == is_patch][-1:])
@@ -180,7 +180,7 @@ def test_a_base_file_or_patch_that_is_gone_is_noticed_before_the_commit(tmp_path
 
 
 @pytest.mark.parametrize("which", [0, -1])
-def test_damage_of_a_table_or_a_patch_is_found(tmp_path: Path, which: int) -> None:
+def test_damage_of_a_table_or_patch_is_detected(tmp_path: Path, which: int) -> None:
     storage = LocalStorage(tmp_path)
     run_of(storage, 7)
     newest = next(read_commits(storage))
@@ -193,7 +193,7 @@ def test_damage_of_a_table_or_a_patch_is_found(tmp_path: Path, which: int) -> No
 
 
 def overlook(monkeypatch: pytest.MonkeyPatch, row: int) -> None:
-    """From now on, digests do not show that this row has changed."""
+    """From now on, digests miss changes of this row."""
     digest = rows.digest
 
     def overlooking(data: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
@@ -204,7 +204,7 @@ def overlook(monkeypatch: pytest.MonkeyPatch, row: int) -> None:
     monkeypatch.setattr(rows, "digest", overlooking)
 
 
-def test_a_change_that_digests_overlook_is_noticed_where_nothing_else_has_changed(
+def test_a_change_missed_by_digests_is_detected_by_the_checksum(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     storage = LocalStorage(tmp_path)
@@ -217,7 +217,7 @@ def test_a_change_that_digests_overlook_is_noticed_where_nothing_else_has_change
         assert same(read_alone(storage, next(read_commits(storage)))[0], state)
 
 
-def test_nothing_older_is_deleted_for_patches_that_do_not_yield_what_was_saved(
+def test_nothing_older_is_deleted_for_patches_that_do_not_match_their_checksum(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     storage = LocalStorage(tmp_path)
@@ -238,7 +238,7 @@ def is_whole(storage: Storage, commit: Commit) -> bool:
     return True
 
 
-def test_the_base_file_is_read_again_each_time_that_the_number_of_proofs_has_doubled(tmp_path: Path) -> None:
+def test_the_base_file_is_verified_again_whenever_verifications_have_doubled(tmp_path: Path) -> None:
     read: list[str] = []
 
     class Reading(LocalStorage):
@@ -258,7 +258,7 @@ def test_the_base_file_is_read_again_each_time_that_the_number_of_proofs_has_dou
     assert proofs == [-1, 0, 1, 3, 7, 15]
 
 
-def test_a_lost_entry_of_a_commit_with_patches_is_made_again(tmp_path: Path) -> None:
+def test_a_lost_entry_of_a_commit_with_patches_is_restored(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path)
     run_of(storage, 6)
     before = next(read_commits(storage))
@@ -283,7 +283,7 @@ def test_a_checkpoint_with_patches_can_be_moved_and_pulled(tmp_path: Path) -> No
     assert set(all_keys(target, entries.BASE)) <= set(all_keys(source, entries.BASE))
 
 
-def test_rows_are_patched_where_reads_begin_and_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_at_the_edges_of_reads_are_patched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     storage = LocalStorage(tmp_path)
     run_of(storage, 6)
     newest = next(read_commits(storage))
@@ -296,7 +296,7 @@ def test_rows_are_patched_where_reads_begin_and_end(tmp_path: Path, monkeypatch:
             assert same(pulled[name], tensor.contiguous().view(-1).view(torch.uint8))
 
 
-def test_patched_tables_are_restored_from_memory_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_patched_tables_are_restored_from_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tier = tmp_path / "tier"
     tier.mkdir(mode=0o700)
     monkeypatch.setenv(variables.LOCAL_TIER, str(tier))
@@ -334,7 +334,7 @@ def test_after_a_restart_frozen_parts_are_not_written_and_tables_once(tmp_path: 
     assert kinds == [[False], *[[True]] * 4]
 
 
-def test_ranks_that_have_the_state_write_tables_once_too(tmp_path: Path) -> None:
+def test_ranks_that_keep_the_state_write_tables_once(tmp_path: Path) -> None:
     storage = Counting(tmp_path)
     run_of(storage, 6)
     checkpoints = Checkpointer(storage)
@@ -346,7 +346,7 @@ def test_ranks_that_have_the_state_write_tables_once_too(tmp_path: Path) -> None
     assert [entries.is_patch(key) for key in storage.put_bytes if key.startswith(entries.BASE)] == [True]
 
 
-def test_what_was_a_table_before_a_restart_and_is_dense_now_is_none_soon(tmp_path: Path) -> None:
+def test_a_table_that_is_dense_after_a_restart_is_soon_no_table(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path)
     run_of(storage, 6)
     checkpoints = Checkpointer(storage)
@@ -358,8 +358,8 @@ def test_what_was_a_table_before_a_restart_and_is_dense_now_is_none_soon(tmp_pat
     assert not base_files(storage)
 
 
-def test_a_table_is_saved_wherever_its_rows_start_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`b` begins at a multiple of four bytes only as long as `ab` lies before it, which is no table."""
+def test_a_table_may_start_at_any_position_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`b` starts at a multiple of four bytes only while `ab`, which is not a table, is before it."""
     monkeypatch.setattr(tables, "MOST_WORDS", 24)
     storage = Counting(tmp_path)
     checkpoints = Checkpointer(storage)
@@ -373,7 +373,7 @@ def test_a_table_is_saved_wherever_its_rows_start_in_a_file(tmp_path: Path, monk
     assert patches(storage)
 
 
-def test_what_two_ranks_have_saved_one_rank_reads_and_the_other_way_round(tmp_path: Path) -> None:
+def test_tables_are_restored_at_another_world_size(tmp_path: Path) -> None:
     assert ranks.run(programs.save_tables, 2, str(tmp_path), 6) == [0, 0]
     storage = LocalStorage(tmp_path)
     assert {key[-33:] for key in patches(storage)} == {f"/share-{rank:05d}-of-00002.safetensors" for rank in (0, 1)}
@@ -390,7 +390,7 @@ def test_what_two_ranks_have_saved_one_rank_reads_and_the_other_way_round(tmp_pa
         check(storage, commit)
 
 
-def test_of_sharded_tables_each_rank_writes_the_rows_of_its_shard(tmp_path: Path) -> None:
+def test_each_rank_writes_the_rows_of_its_shard(tmp_path: Path) -> None:
     assert ranks.run(sharded.save_tables, 2, str(tmp_path), 6) == [0, 0]
     storage = LocalStorage(tmp_path)
     assert {key[-33:] for key in patches(storage)} == {f"/share-{rank:05d}-of-00002.safetensors" for rank in (0, 1)}
@@ -400,6 +400,6 @@ def test_of_sharded_tables_each_rank_writes_the_rows_of_its_shard(tmp_path: Path
 
 
 @pytest.mark.seeds(2)
-def test_whatever_happens_every_commit_is_whole_and_no_file_is_left(tmp_path: Path, seed: int) -> None:
+def test_after_any_history_commits_are_intact_and_no_files_are_left(tmp_path: Path, seed: int) -> None:
     world = tell(tmp_path, seed, events=10, kind=RowsWorld)
     assert world.patches

@@ -1,4 +1,4 @@
-"""What does not change is written once, and is there for as long as any commit needs it."""
+"""Unchanged parts are written once, and kept while any commit needs them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _small_files_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unchanged, "LEAST_BYTES", 0)
 
 
-def test_what_is_frozen_is_written_three_times_at_most(tmp_path: Path) -> None:
+def test_frozen_parts_are_written_three_times_at_most(tmp_path: Path) -> None:
     storage = Counting(tmp_path)
     checkpoints = Checkpointer(storage)
     written = []
@@ -51,7 +51,7 @@ def test_what_is_frozen_is_written_three_times_at_most(tmp_path: Path) -> None:
     assert same(restored.state, frozen_state(12))
 
 
-def test_after_a_restart_nothing_is_written_that_is_stored(tmp_path: Path) -> None:
+def test_after_a_restart_stored_parts_are_not_written_again(tmp_path: Path) -> None:
     storage = Counting(tmp_path)
     checkpoints = Checkpointer(storage)
     assert save(checkpoints, frozen_state(1), 1)
@@ -66,7 +66,7 @@ def test_after_a_restart_nothing_is_written_that_is_stored(tmp_path: Path) -> No
             assert restored is not None
             assert same(restored.state, frozen_state(step - 1))
         else:
-            checkpoints.recall()  # as where the state is still in memory
+            checkpoints.recall()  # as if the state were still in memory
         storage.put_bytes.clear()
         assert save(checkpoints, frozen_state(step), step)
         assert sum(storage.put_bytes.values()) < 0.1 * whole
@@ -93,14 +93,14 @@ def test_after_a_restart_nothing_is_written_that_is_stored(tmp_path: Path) -> No
         ],
     ],
 )
-def test_documents_without_base_files_are_passed_over(document: object) -> None:
+def test_documents_without_base_files_are_ignored(document: object) -> None:
     known = unchanged.Unchanged()
     known.recall(document)
     assert not known.pieces
     assert not known.said
 
 
-def test_a_damaged_base_file_is_written_again_and_nothing_older_goes(tmp_path: Path) -> None:
+def test_a_damaged_base_file_is_written_again_and_nothing_older_deleted(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path)
     checkpoints = Checkpointer(storage, keep=Retention(1))
     for step in (1, 2):
@@ -133,7 +133,7 @@ def test_a_damaged_base_file_is_written_again_and_nothing_older_goes(tmp_path: P
     assert len(base_files(storage)) == 1
 
 
-def test_while_an_entry_cannot_be_read_no_base_file_goes(tmp_path: Path) -> None:
+def test_base_files_are_kept_while_an_entry_is_unreadable(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path)
     checkpoints = Checkpointer(storage, keep=Retention(9))
     for step in range(1, 7):
@@ -143,14 +143,14 @@ def test_while_an_entry_cannot_be_read_no_base_file_goes(tmp_path: Path) -> None
     for commit in found[1:]:
         delete_commit(storage, commit)
     flip(tmp_path / entries.key_of(found[0].position), 20)
-    flip(tmp_path / found[0].shares[0].key, 20)  # so that the entry is not made again
+    flip(tmp_path / found[0].shares[0].key, 20)  # so that the entry is not restored
     checkpoints = Checkpointer(storage, keep=Retention(1))
     for step in (7, 8):
         assert save(checkpoints, frozen_state(step), step)
     assert base_files(storage) == [base]
 
 
-def test_a_copy_for_memory_has_all_in_one_file(tmp_path: Path) -> None:
+def test_a_copy_in_memory_is_one_file(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path)
     fixed = frozenset((f"model/layer.{index}", tensor_boxes.whole((50, 40))) for index in range(10))
     share = make_share(frozen_state(1), {"own": torch.ones(3)}, 0, 1, apart=unchanged.Apart(fixed))
@@ -165,7 +165,7 @@ def test_a_copy_for_memory_has_all_in_one_file(tmp_path: Path) -> None:
     assert safetensors.torch.load_file(tmp_path / file.key).keys() > {"model/adapter", "model/layer.3"}
 
 
-def test_two_ranks_write_each_what_has_changed(tmp_path: Path) -> None:
+def test_each_of_two_ranks_writes_its_changes(tmp_path: Path) -> None:
     assert ranks.run(programs.save_with_frozen_part, 2, str(tmp_path), 6) == [0, 0]
     storage = LocalStorage(tmp_path)
     assert len(base_files(storage)) == 2
@@ -186,5 +186,5 @@ def test_two_ranks_write_each_what_has_changed(tmp_path: Path) -> None:
 
 
 @pytest.mark.seeds(2)
-def test_whatever_happens_every_commit_is_whole_and_no_file_is_left(tmp_path: Path, seed: int) -> None:
+def test_after_any_history_commits_are_intact_and_no_files_are_left(tmp_path: Path, seed: int) -> None:
     tell(tmp_path, seed, events=15)

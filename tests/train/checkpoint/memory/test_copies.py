@@ -1,4 +1,4 @@
-"""All ranks are killed, and nodes are lost: sharded training goes on from copies in launchers' memory."""
+"""All ranks are killed, and nodes are lost: sharded training resumes from copies in launchers' memory."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return noted
 
 
-def test_it_says_how_far_back_a_loss_goes_by_when_the_next_copy_will_be_whole(
+def test_steps_back_covers_the_time_until_the_next_copy_is_complete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not by how far the last one was from the one before, which may have cost less."""
+    """The distance between the last two copies does not count, because the last one may have cost more."""
     clock_s = [100.0]
     monkeypatch.setattr(copies.time, "monotonic", lambda: clock_s[0])
     made = copies.Copies(tmp_path, "no socket")
-    told = []
+    steps_back = []
     for step, write_s in [(10, 0.1), (20, 2.0), (30, 2.0)]:  # a step each second
         made.begin_copy(step, 0.001)
         made.next_folder(1, step, "run")
-        told.append(made.steps_back)
+        steps_back.append(made.steps_back)
         clock_s[0] += write_s
         assert made.is_ready()
         clock_s[0] += 10.0 - write_s
-    assert told == [0, 10, 42]  # every twenty times what a copy takes, and that time itself
+    assert steps_back == [0, 10, 42]  # twenty times the duration of a copy, plus that duration
 
 
 @pytest.fixture
 def nodes(tmp_path: Path) -> Iterator[list[str]]:
-    """Two nodes whose launchers send each other copies, and on which all ranks were killed behind a step."""
+    """Two nodes whose launchers send each other copies, and on which all ranks were killed after a step."""
     found = [tmp_path / f"node{number}" for number in range(SIZE)]
     with contextlib.ExitStack() as stack:
         holders = []
@@ -67,8 +67,8 @@ def nodes(tmp_path: Path) -> Iterator[list[str]]:
         yield arguments[1]
 
 
-def test_a_launcher_that_does_not_answer_is_no_protection(tmp_path: Path) -> None:
-    made = copies.Copies(tmp_path / "copies", str(tmp_path / "nobody.sock"))
+def test_a_launcher_that_does_not_answer_is_reported(tmp_path: Path) -> None:
+    made = copies.Copies(tmp_path / "copies", str(tmp_path / "none.sock"))
     made.begin_copy(7, 0.001)
     assert made.is_ready()
     assert made.lack == "the launcher does not answer"
@@ -82,7 +82,7 @@ def resume(tmp_path: Path, nodes: list[str]) -> dict[str, Any]:
     return noted
 
 
-def test_training_goes_on_from_memory_bit_by_bit_where_a_node_is_lost_too(
+def test_training_resumes_exactly_from_memory_after_a_node_is_lost(
     tmp_path: Path, nodes: list[str], undisturbed: dict[str, Any]
 ) -> None:
     shutil.rmtree(Path(nodes[1], "copies"))
@@ -92,7 +92,7 @@ def test_training_goes_on_from_memory_bit_by_bit_where_a_node_is_lost_too(
     assert (second["ends"], second["moments"]) == (undisturbed["ends"], undisturbed["moments"])
 
 
-def test_what_is_damaged_gives_way_to_the_copy_before(
+def test_a_damaged_copy_is_replaced_by_an_older_one(
     tmp_path: Path, nodes: list[str], undisturbed: dict[str, Any]
 ) -> None:
     for file in tmp_path.glob(f"node*/copies/*/data/*step{STOP:09d}*/share-00001-*.safetensors"):

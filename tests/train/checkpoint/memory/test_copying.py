@@ -1,4 +1,4 @@
-"""Copies of many tensors, and the threads that help with them."""
+"""Copies of many tensors by several threads."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def copied(sources: list[torch.Tensor], copier: Copier = COPIER) -> list[torch.T
 
 @given(st.lists(tensors(), max_size=6))
 @settings(max_examples=40)
-def test_every_kind_of_tensor_is_copied_bit_by_bit(sources: list[torch.Tensor]) -> None:
+def test_every_kind_of_tensor_is_copied_exactly(sources: list[torch.Tensor]) -> None:
     with torch.no_grad():
         assert all(same(a, b.detach()) for a, b in zip(copied(sources), sources, strict=True))
 
 
 @pytest.mark.parametrize("processors", [1, 2, 5, 64])
-def test_large_tensors_are_copied_whole_by_all_threads(monkeypatch: pytest.MonkeyPatch, processors: int) -> None:
+def test_several_threads_copy_large_tensors(monkeypatch: pytest.MonkeyPatch, processors: int) -> None:
     monkeypatch.setattr(parallel, "per_rank", lambda: processors)
     copier = Copier()
     sizes = [copying.CHUNK_BYTES // 8 * 5 + 3, 3, copying.HELP_FROM_BYTES // 8, copying.SMALL_BYTES // 8]
@@ -46,19 +46,19 @@ def test_large_tensors_are_copied_whole_by_all_threads(monkeypatch: pytest.Monke
         assert [bits(target) for target in copied(sources, copier)] == [bits(source) for source in sources]
 
 
-def test_what_conjugation_has_put_off_is_done() -> None:
+def test_lazy_conjugation_is_resolved() -> None:
     wave = torch.randn(50, dtype=torch.complex64)
     sources = [wave.conj(), wave.conj().imag]
     assert sources[1].is_neg()
     assert all(same(a, b) for a, b in zip(copied(sources), sources, strict=True))
 
 
-def test_there_is_a_copier_where_no_process_is_bound_to_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copying_works_on_systems_without_cpu_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "sched_getaffinity")  # as on macOS
     Copier().copy([], [])
 
 
-def test_one_job_after_the_other() -> None:
+def test_jobs_run_one_at_a_time() -> None:
     background, gate, done = Background("test"), threading.Event(), []
     assert not background.busy
     background.start(lambda: done.append(gate.wait(60)))
@@ -72,7 +72,7 @@ def test_one_job_after_the_other() -> None:
     assert done == [True, False]
 
 
-def test_a_job_that_fails_is_logged_and_keeps_no_other_from_being_done(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_job_is_logged_and_the_next_one_runs(caplog: pytest.LogCaptureFixture) -> None:
     background, done = Background("test-that-fails"), list[bool]()
 
     def fail() -> None:
@@ -86,8 +86,8 @@ def test_a_job_that_fails_is_logged_and_keeps_no_other_from_being_done(caplog: p
     assert "can't start new thread" in caplog.text
 
 
-@pytest.mark.needs("linux")  # elsewhere a priority is the whole process's
-def test_a_nice_thread_and_those_it_starts_give_way_and_no_other_does() -> None:
+@pytest.mark.needs("linux")  # elsewhere, the process has one priority
+def test_niceness_applies_to_the_thread_and_those_that_it_starts() -> None:
     found: list[int] = []
 
     def note() -> None:
@@ -105,8 +105,8 @@ def test_a_nice_thread_and_those_it_starts_give_way_and_no_other_does() -> None:
     assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == before
 
 
-@pytest.mark.needs("linux")  # elsewhere a priority is the whole process's
-def test_training_waits_for_no_thread_that_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.needs("linux")  # elsewhere, the process has one priority
+def test_training_does_not_wait_for_low_priority_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     found: set[int] = set()
     move = ctypes.memmove
 
@@ -128,8 +128,8 @@ def test_training_waits_for_no_thread_that_gives_way(monkeypatch: pytest.MonkeyP
     late.check()
 
 
-def test_an_operation_that_has_written_but_is_not_over_is_noticed() -> None:
-    """Its version grows at its end, by when all may have been copied: so it counts what the version is after that."""
+def test_a_write_by_an_unfinished_operation_is_detected() -> None:
+    """Its version increases at its end, possibly after everything was copied, so the version after that counts."""
     source = torch.zeros(copying.LATE_CHUNK_BYTES)
     target = torch.empty_like(source)
     late = COPIER.copy([CopyTarget.of(target)], [source], [True])
@@ -143,7 +143,7 @@ def test_an_operation_that_has_written_but_is_not_over_is_noticed() -> None:
         late.check()
 
 
-def test_without_a_word_from_training_an_operation_is_over_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_confirmation_an_operation_is_assumed_over_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(copying, "CONFIRM_S", 0.1)
     source = torch.zeros(copying.LATE_CHUNK_BYTES)
     late = COPIER.copy([CopyTarget.of(torch.empty_like(source))], [source], [True])

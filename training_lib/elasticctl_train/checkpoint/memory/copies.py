@@ -39,7 +39,7 @@ log = logging.getLogger("elasticctl_train")
 
 SHARE_OF_TIME = 0.005
 """The maximum fraction of time for which training is stopped for copies."""
-BESIDE_SHARE = 0.05
+BACKGROUND_SHARE = 0.05
 """The maximum fraction of time in which they are written and sent, next to training."""
 TIMEOUT_S = 2.0
 _NO_ANSWER = "the launcher does not answer"
@@ -118,7 +118,7 @@ class Copies:
     @property
     def interval_s(self) -> float:
         """The time between two copies in seconds, from what the last one has cost."""
-        return max(self._cost_s / SHARE_OF_TIME, self._write_s / BESIDE_SHARE)
+        return max(self._cost_s / SHARE_OF_TIME, self._write_s / BACKGROUND_SHARE)
 
     def keep_share(self, share: Share, folder: str, world: World) -> None:
         """Write the share, in the background thread, and have it sent. Errors are recorded in `failed`."""

@@ -95,7 +95,7 @@ class CopyTarget:
 class Copier:
     """Copies tensors in memory, with as many threads as the rank has processors.
 
-    Training is stopped for what is copied at once, and one processor cannot use the full speed of the memory.
+    Training is stopped for what is copied immediately, and one processor cannot use the full speed of the memory.
     """
 
     def __init__(self) -> None:

@@ -1,10 +1,11 @@
-"""Reports to the launcher."""
+"""Reports to the launcher, and its notice: all ranks stop after the same step, and commit it."""
 
 from __future__ import annotations
 
 import json
 import socket
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,11 +15,15 @@ import pytest
 import torch
 
 from elasticctl_protocol.reports import ProgressReport, ResumedReport
-from elasticctl_train import progress as progress_module
+from elasticctl_store.checkpoints.commits import read_commits
+from elasticctl_store.storage.local import LocalStorage
+from elasticctl_train import launcher_reports
 from elasticctl_train.data.sample_order import Cursor, EpochPlan, Step
-from elasticctl_train.launcher_reports import Reporter
+from elasticctl_train.launcher_reports import NoticeFile, Progress, Reporter
 from elasticctl_train.metrics import LoggedMetrics, LostMetric
-from elasticctl_train.progress import Progress
+from tests.support.train import programs, ranks
+from tests.support.train.launcher import Launcher
+from tests.support.train.programs import trained
 
 
 @pytest.fixture
@@ -34,7 +39,7 @@ def environment(listener: socket.socket) -> dict[str, str]:
 
 
 def received(listener: socket.socket, *, rows: bool = False) -> dict[str, Any]:
-    """The next report: one with rows of metrics, or one without."""
+    """The next report, with or without rows of metrics."""
     while True:
         message = json.loads(listener.recv(65536))
         assert isinstance(message, dict)
@@ -50,17 +55,17 @@ def test_a_report_is_one_json_object(listener: socket.socket) -> None:
     reporter.send(ResumedReport(step=100))
 
 
-def test_without_a_launcher_nothing_is_said() -> None:
+def test_without_a_launcher_nothing_is_reported() -> None:
     Reporter(0, {}).send(ResumedReport(step=0))
 
 
-def test_no_listener_does_no_harm(tmp_path: Path) -> None:
+def test_a_missing_listener_is_ignored(tmp_path: Path) -> None:
     reporter = Reporter(0, {"ELASTICCTL_AGENT_SOCKET": str(tmp_path / "gone")})
     reporter.send(ResumedReport(step=0))
     reporter.close()
 
 
-def test_a_listener_that_is_slow_is_not_waited_for(listener: socket.socket) -> None:
+def test_reports_do_not_wait_for_a_slow_listener(listener: socket.socket) -> None:
     reporter = Reporter(0, environment(listener))
     for step in range(10_000):
         reporter.send(ProgressReport(step=step))
@@ -70,17 +75,17 @@ def test_a_listener_that_is_slow_is_not_waited_for(listener: socket.socket) -> N
 
 @pytest.fixture(autouse=True)
 def _half_a_second_never_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Metrics go with a step that comes so much later than the last one that they went with."""
+    """Metrics are sent with a step that is long enough after the last one that had them."""
     monkeypatch.setattr("elasticctl_train.metrics.time", SimpleNamespace(time=time.time, monotonic=lambda: 100.0))
 
 
 @pytest.fixture
 def every_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress_module, "REPORT_EVERY_S", 0.0)
+    monkeypatch.setattr(launcher_reports, "REPORT_EVERY_S", 0.0)
 
 
 @pytest.mark.usefixtures("every_step")
-def test_progress_reports_steps_to_go_speed_and_metrics(listener: socket.socket) -> None:
+def test_progress_includes_total_steps_speed_and_metrics(listener: socket.socket) -> None:
     reporter = Reporter(0, environment(listener))
     progress = Progress(reporter)
     progress.expect(total_epochs=3)
@@ -114,11 +119,11 @@ def test_steps_of_accumulated_gradients_are_counted_as_one(listener: socket.sock
     reporter.close()
 
 
-def test_of_short_steps_some_are_reported_and_the_newest_at_the_end(
+def test_some_short_steps_are_reported_and_the_newest_at_the_end(
     listener: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = [100.0]
-    monkeypatch.setattr(progress_module, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    monkeypatch.setattr(launcher_reports, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
     reporter = Reporter(0, environment(listener))
     progress = Progress(reporter)
     progress.report_rest()
@@ -126,16 +131,16 @@ def test_of_short_steps_some_are_reported_and_the_newest_at_the_end(
         progress.record_step(Step(8, cursor=Cursor(step=step)))
     progress.report_rest()
     progress.report_rest()
-    now_s[0] += 2 * progress_module.REPORT_EVERY_S
+    now_s[0] += 2 * launcher_reports.REPORT_EVERY_S
     progress.record_step(Step(8, cursor=Cursor(step=6)))
-    told = [received(listener) for _ in range(4)]
-    assert [message["step"] for message in told] == [1, 2, 5, 6], "the second comes with times, which are due"
-    assert told[-1]["samples_per_s"] == pytest.approx(40 / (2 * progress_module.REPORT_EVERY_S))
+    messages = [received(listener) for _ in range(4)]
+    assert [message["step"] for message in messages] == [1, 2, 5, 6], "the second report has times, which are due"
+    assert messages[-1]["samples_per_s"] == pytest.approx(40 / (2 * launcher_reports.REPORT_EVERY_S))
     reporter.close()
 
 
 @pytest.mark.usefixtures("every_step")
-def test_metrics_that_are_no_numbers_are_reported_with_the_step_since_when(listener: socket.socket) -> None:
+def test_metrics_that_are_not_finite_are_reported_with_their_first_step(listener: socket.socket) -> None:
     reporter = Reporter(0, environment(listener))
     progress = Progress(reporter)
     losses = [2.0, float("inf"), torch.tensor(float("nan")), float("nan")]
@@ -166,7 +171,7 @@ def test_rank_0_sends_every_value_once(listener: socket.socket) -> None:
         progress.metrics.add(13, {"accuracy": 0.75})
         progress.send_rows()
         progress.metrics.add(14, {"long": 1.0, "x" * 300: 1.0})
-        progress.send_rows()  # a moment later: it waits
+        progress.send_rows()  # too early: the rows wait
         for step in range(15, 315):
             progress.metrics.add(step, {"x" * 100: 1.0})
         progress.send_rows(surely=True)
@@ -184,7 +189,7 @@ def test_rank_0_sends_every_value_once(listener: socket.socket) -> None:
     assert [row["step"] for row in rows[6:]] == list(range(15, 315))
 
 
-def test_rows_say_how_many_samples_there_were_in_all(listener: socket.socket) -> None:
+def test_rows_contain_the_total_number_of_samples(listener: socket.socket) -> None:
     reporter = Reporter(0, environment(listener))
     progress = Progress(reporter)
     for cursor in (Cursor(4, 1, 8, 20), Cursor(5, 1, 16, 20), Cursor(6, 2, 8, None)):
@@ -195,8 +200,8 @@ def test_rows_say_how_many_samples_there_were_in_all(listener: socket.socket) ->
     reporter.close()
 
 
-def test_losses_on_a_device_are_read_together_and_none_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tensor whose values a processor has to wait for: that happens for all of them at once."""
+def test_losses_on_a_device_are_read_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tensor on another device: all such tensors are read together."""
     monkeypatch.setattr("elasticctl_train.metrics._is_elsewhere", lambda loss: True)
     metrics = LoggedMetrics()
     stacked = []
@@ -213,3 +218,50 @@ def test_losses_on_a_device_are_read_together_and_none_is_missed(monkeypatch: py
     assert max(stacked) <= 256
     metrics.read_losses()
     assert metrics.not_finite == {}
+
+
+END = {"epochs": 200, "samples": 1000, "global_batch": 8, "every_steps": 100_000}
+"""More steps than possible, and rare saves: only notice makes the ranks commit a step."""
+
+
+@pytest.mark.parametrize(("world_size", "noticed"), [(1, 0), (3, 1)])
+def test_all_ranks_stop_after_the_same_committed_step(
+    tmp_path: Path, launcher: Launcher, world_size: int, noticed: int
+) -> None:
+    url = str(tmp_path / "state")
+    arguments = (url, str(tmp_path / "before"), END, str(launcher.folder))
+    processes = ranks.start(programs.train_until_notice, world_size, *arguments)
+    launcher.hear("progress", world_size)
+    launcher.give_notice(noticed)
+    drained = launcher.hear("drained", world_size)
+    for process in processes:
+        assert process.is_alive(), "a drained rank waits to be stopped"
+        process.kill()
+        process.join()
+    (step,) = set(drained.values())
+    newest = next(iter(read_commits(LocalStorage(Path(url)))))
+    assert newest.step == step
+    per_epoch = 1000 // 8
+    rest = {**END, "epochs": step // per_epoch + 1}
+    assert ranks.run(programs.train, 1, url, str(tmp_path / "after"), rest) == [0]
+    samples = [n for s in trained([tmp_path / "before", tmp_path / "after"]).values() for n in s]
+    assert Counter(samples) == Counter(dict.fromkeys(range(1000), rest["epochs"]))
+
+
+def test_without_storage_the_ranks_still_stop_together(tmp_path: Path, launcher: Launcher) -> None:
+    processes = ranks.start(programs.train_until_notice, 2, "", str(tmp_path / "notes"), END, str(launcher.folder))
+    launcher.hear("progress", 2)
+    launcher.give_notice(0)
+    assert len(set(launcher.hear("drained", 2).values())) == 1
+    for process in processes:
+        process.kill()
+        process.join()
+
+
+def test_without_a_launcher_there_is_no_notice(tmp_path: Path) -> None:
+    assert not NoticeFile.from_environment({}).possible
+    notice = NoticeFile.from_environment({"ELASTICCTL_NOTICE_FILE": str(tmp_path / "n")})
+    assert notice.possible
+    assert not notice.given()
+    (tmp_path / "n").touch()
+    assert notice.given()

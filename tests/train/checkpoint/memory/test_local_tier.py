@@ -1,4 +1,4 @@
-"""The node's shared memory: what is in it, what is trusted, what is deleted."""
+"""Snapshots in the node's shared memory: what is stored, trusted and deleted."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import resource
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from tests.support.waiting import wait_until
 
 
 class Counted(LocalStorage):
-    """A folder that counts the tensor files that are read from it."""
+    """A folder that counts reads of tensor files."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
@@ -36,7 +37,7 @@ class Counted(LocalStorage):
 
 
 class Full(LocalStorage):
-    """A folder that takes no data."""
+    """A folder that refuses data."""
 
     def put(self, key: str, parts: Sequence[bytes | memoryview], *, if_absent: bool = False) -> int:
         if key.startswith("data/"):
@@ -71,7 +72,7 @@ def saved(root: Path, *steps: int) -> Checkpointer:
 
 
 def restored(root: Path) -> tuple[int, int]:
-    """The step that is restored, and how many tensor files were read from storage for it."""
+    """Restore; return the step, and how many tensor files were read from storage."""
     storage = Counted(root)
     found = Checkpointer(storage).restore()
     assert found is not None
@@ -85,7 +86,7 @@ def files(base: Path, kind: str) -> list[Path]:
     return sorted(base.glob(f"*/*.{kind}"))
 
 
-def test_what_is_restored_stays_as_it_is_when_training_goes_on(tmp_path: Path, base: Path) -> None:
+def test_restored_tensors_are_independent_of_later_saves(tmp_path: Path, base: Path) -> None:
     saved(tmp_path / "state", 1)
     young = Checkpointer(LocalStorage(tmp_path / "state"))
     found = young.restore()
@@ -97,7 +98,7 @@ def test_what_is_restored_stays_as_it_is_when_training_goes_on(tmp_path: Path, b
 
 
 @pytest.mark.parametrize("change", ["torn", "flipped", "gone", "unlabelled", "stale", "garbage"])
-def test_what_is_not_the_commits_own_is_not_taken(tmp_path: Path, base: Path, change: str) -> None:
+def test_only_objects_of_the_commit_are_used(tmp_path: Path, base: Path, change: str) -> None:
     saved(tmp_path / "state", 1, 2)
     data, labels = files(base, "data"), files(base, "json")
     assert len(data) == len(labels) == 2
@@ -119,7 +120,7 @@ def test_what_is_not_the_commits_own_is_not_taken(tmp_path: Path, base: Path, ch
     assert restored(tmp_path / "state") == (2, 1)
 
 
-def test_another_urls_snapshot_is_another_one(tmp_path: Path, base: Path) -> None:
+def test_snapshots_of_different_urls_are_separate(tmp_path: Path, base: Path) -> None:
     saved(tmp_path / "one", 1)
     saved(tmp_path / "two", 1)
     assert len(list(base.iterdir())) == 2
@@ -127,7 +128,7 @@ def test_another_urls_snapshot_is_another_one(tmp_path: Path, base: Path) -> Non
     assert restored(tmp_path / "one") == (1, 0)
 
 
-def test_the_snapshot_of_a_save_that_failed_is_not_offered(tmp_path: Path, base: Path) -> None:
+def test_the_snapshot_of_a_failed_save_is_not_used(tmp_path: Path, base: Path) -> None:
     checkpoints = Checkpointer(Full(tmp_path / "state"))
     checkpoints.save(state_of(1), Label(1))
     assert not checkpoints.settle()
@@ -146,20 +147,22 @@ def test_the_last_snapshot_stays_until_there_is_a_newer_one(tmp_path: Path, base
     assert restored(tmp_path / "state") == (4, 0)
 
 
-def test_a_tier_others_can_write_to_is_not_used(tmp_path: Path, base: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_tier_that_others_can_write_to_is_not_used(
+    tmp_path: Path, base: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     base.chmod(0o777)
     saved(tmp_path / "state", 1)
     assert list(base.iterdir()) == []
     assert "is not private to this user" in caplog.text
 
 
-def test_a_tier_that_is_not_there_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_missing_tier_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert Tier.open("file:///a", 0, 1, {"ELASTICCTL_LOCAL_TIER": str(tmp_path / "no")}) is None
     assert "cannot be used: No such file" in caplog.text
     assert Tier.open("file:///a", 0, 1, {}) is None
 
 
-def test_without_room_the_buffers_are_memory_of_ones_own(
+def test_without_room_buffers_are_private_memory(
     base: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(local_tier, "MARGIN_BYTES", 1 << 60)
@@ -175,7 +178,7 @@ def test_without_room_the_buffers_are_memory_of_ones_own(
     assert files(base, "data") == []
 
 
-def test_buffers_take_turns_and_keep_their_memory(base: Path) -> None:
+def test_buffers_alternate_and_keep_their_memory(base: Path) -> None:
     buffers = Buffers(5000, tier=opened(base), pin=None, one_at_first=True)
     first = buffers.next()
     assert buffers.next() is first
@@ -199,7 +202,7 @@ def test_without_a_tier_there_is_one_buffer() -> None:
     assert first.index == 0
 
 
-def test_buffers_that_are_no_longer_wanted_leave_those_after_them_alone(
+def test_closing_buffers_does_not_affect_their_successors(
     tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, saved_too = threading.Event(), threading.Event()
@@ -222,7 +225,7 @@ def test_buffers_that_are_no_longer_wanted_leave_those_after_them_alone(
 
 
 @pytest.mark.parametrize("buffer", [0, 1])
-def test_a_save_without_memory_is_lost_and_the_next_tries_again(
+def test_a_save_without_memory_fails_and_the_next_one_tries_again(
     tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, buffer: int
 ) -> None:
     def made(self: Buffers, index: int) -> Buffer:
@@ -245,13 +248,13 @@ def test_a_save_without_memory_is_lost_and_the_next_tries_again(
     assert checkpoints.settle()
 
 
-def test_a_node_without_room_for_a_word_restores_all_the_same(tmp_path: Path, base: Path) -> None:
+def test_a_restore_works_in_full_shared_memory(tmp_path: Path, base: Path) -> None:
     saved(tmp_path / "state", 1)
     for word in base.glob("*/node"):
         word.unlink()
     checkpoints = Checkpointer(LocalStorage(tmp_path / "state"))
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))  # as a full /dev/shm takes no more
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))  # as if /dev/shm were full
     try:
         found = checkpoints.restore()
     finally:
@@ -271,3 +274,49 @@ def test_only_older_generations_are_deleted(base: Path) -> None:
     assert opened(base, 1, 3).offers().keys() == {refs[2], refs[3]}
     assert not opened(base, 0, 3).clear(but_for="data/save-1/")
     assert opened(base, 1, 3).offers() == {refs[3]: LocalObject(files(base, "data")[0])}
+
+
+def test_another_process_can_map_the_memory() -> None:
+    reserved = local_tier.reserve(5000)
+    assert reserved is not None
+    data, file = reserved
+    data[:] = torch.arange(5000) % 251
+    with file:
+        spot = local_tier.address_of(file)
+        assert spot is not None
+        found = local_tier.map_address(spot)
+    assert found is not None
+    assert torch.equal(found, data)
+    found[0] = 9
+    assert data[0] == 0
+    assert local_tier.map_address(spot) is None  # closed
+
+
+def test_files_of_other_nodes_and_other_files_are_not_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"1234")
+    with path.open("rb") as file:
+        spot = local_tier.address_of(file)
+        assert spot is not None
+        assert local_tier.map_address(spot) is not None
+        assert local_tier.map_address(replace(spot, inode=spot.inode + 1)) is None
+        assert local_tier.map_address(replace(spot, boot="another")) is None
+        monkeypatch.setattr(local_tier, "BOOT_ID_FILE", tmp_path / "none")  # not Linux
+        assert local_tier.map_address(spot) is None
+        assert local_tier.address_of(file) is None
+
+
+def test_other_kinds_of_files_are_not_opened(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    with (tmp_path / "file").open("w+b") as file:
+        spot = local_tier.address_of(file)
+    assert spot is not None
+    assert local_tier.map_address(replace(spot, path=str(path))) is None
+
+
+def test_unavailable_memory_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert local_tier.reserve(0) is None
+    assert local_tier.reserve(1 << 48) is None
+    monkeypatch.delattr(os, "memfd_create")
+    assert local_tier.reserve(5000) is None

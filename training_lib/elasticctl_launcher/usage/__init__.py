@@ -1,1 +1,0 @@
-"""What this worker uses of its machine: CPUs, memory, network and GPUs, measured while it trains."""
