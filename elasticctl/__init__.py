@@ -1,6 +1,6 @@
 """elasticctl: elastic PyTorch training on spot GPUs, from a laptop to any cloud.
 
-`from elasticctl import submit, Job` is its Python API (docs/python-api.md).
+`from elasticctl import submit, Job` is its Python API (docs/jobs.md).
 """
 
 __version__ = "0.1.0"

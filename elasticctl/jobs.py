@@ -1,4 +1,4 @@
-"""The Python API: submit jobs from notebooks and pipelines, follow them and change them. docs/python-api.md shows it.
+"""The Python API: submit jobs from notebooks and pipelines, follow them and change them. docs/jobs.md shows it.
 
 It calls the operations that the command line calls, and raises the errors that it prints (`elasticctl.api.errors`).
 What operations report, such as the plan of a submit, is printed on stderr here too.

@@ -15,7 +15,7 @@ from pathlib import Path
 
 PYTEST = (sys.executable, "-m", "pytest", "-m", "randomized", "-n", "logical", "--dist", "worksteal")
 SHORTLY = ("-q", "--tb=short", "--no-summary")
-"""What fails is shown at once; see tests/support/watching.py."""
+"""Failures are shown immediately; see tests/support/watching.py."""
 TO_END_S = 60.0
 """How long a round that is cut off has to clean up."""
 
@@ -30,7 +30,7 @@ class Sums:
     failed: list[str] = field(default_factory=list)
 
     def add(self, seed: int, tally: Path) -> None:
-        """Add what one round has noted; see tests/support/randomness.py."""
+        """Add the results of one round; see tests/support/randomness.py."""
         for line in tally.read_text().splitlines():
             examples, outcome, test = line.split("\t")
             self.tests += outcome != "skipped"
@@ -54,7 +54,7 @@ def play(seed: int, tests: list[str], tally: Path, seconds: float) -> int:
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """As Ctrl-C does; if that takes too long, what it has started is ended by tests/support/cleanup.py."""
+    """Stop it as Ctrl-C does; if that takes too long, tests/support/cleanup.py ends its processes."""
     os.killpg(process.pid, signal.SIGINT)
     try:
         process.wait(TO_END_S)

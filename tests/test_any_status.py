@@ -1,4 +1,4 @@
-"""Whatever an object holds, what is said of it can be said: for a person, for programs, on the page."""
+"""Any object can be described, whatever it holds: for a person, for programs, on the page."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_time_without_end_is_a_long_one(seconds: float) -> None:
 
 @given(shaped(JobStatus), SPECS, st.lists(PODS, max_size=3))
 @settings(max_examples=75)
-def test_any_object_can_be_told_of(status: dict[str, Any], spec: dict[str, Any], pods: list[Any]) -> None:
+def test_any_object_can_be_described(status: dict[str, Any], spec: dict[str, Any], pods: list[Any]) -> None:
     manifest = {"metadata": {"name": "digits", "uid": "u"}, "spec": spec, "status": status}
     job = ElasticJob.from_manifest(manifest)
     case = Case(job, tuple(pods), NOW)
@@ -72,7 +72,7 @@ def test_any_object_can_be_told_of(status: dict[str, Any], spec: dict[str, Any],
 
 @given(shaped(JobStatus), st.lists(JSON, max_size=3))
 @settings(max_examples=75)
-def test_any_status_can_be_reckoned_with(status: dict[str, Any], events: list[Any]) -> None:
+def test_any_status_can_be_evaluated(status: dict[str, Any], events: list[Any]) -> None:
     job = ElasticJob.from_manifest({"metadata": {"name": "digits"}, "status": status})
     entries = timeline(job, events)
     assert entries == sorted(entries, key=lambda entry: entry.at)

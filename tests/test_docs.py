@@ -31,8 +31,7 @@ from elasticctl.cluster.local.client import LocalCluster
 from elasticctl_launcher import main as launcher
 from elasticctl_protocol.codec import camel
 from tests.support import cli_page
-from tests.support.page_examples import run_example
-from tests.support.quickstart import agree, as_shown, steps, with_outputs
+from tests.support.page_examples import agree, as_shown, run_example, steps, with_outputs
 from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[1]
@@ -94,7 +93,7 @@ def type_in(command: str, cwd: Path, typed: str = "") -> str:
 
 
 def settled(cluster: LocalCluster, lost: int) -> bool:
-    """What a reader sees before going on: `lost` workers were missed and made up for, and what was asked is done."""
+    """Whether a reader would go on: `lost` workers were lost and replaced, and all requests are carried out."""
     jobs = [ElasticJob.from_manifest(job) for job in cluster.list_jobs(None)]
     missed = [loss for job in jobs for loss in job.status.interruptions]
     return (
@@ -105,7 +104,7 @@ def settled(cluster: LocalCluster, lost: int) -> bool:
 
 
 def trains_as_asked(job: ElasticJob) -> bool:
-    """Has a group of all the workers that its last change asks for taken a step?"""
+    """Whether a group of all the workers that its last change asks for has made a step."""
     newest = job.status.generations[-1:]
     return (
         job.status.observed_generation == job.generation
@@ -171,10 +170,10 @@ def test_the_quickstart_works_as_written(
 
 ELSEWHERE = re.compile(r"elasticctl (submit|install|doctor|dashboard|move|config)|--context|[A-Z]{2,}| N\b")
 TYPED = {
-    "goals.md": "simulate", "python-api.md": "list history checkpoints", "sharing.md": "local scale quota",
-    "dashboard.md": "secret", "cli.md": "prune history",
+    "goals.md": "simulate", "cli.md#JSON": "list history checkpoints", "sharing.md": "local scale quota",
+    "dashboard.md": "secret", "cli.md#See what jobs do": "history", "cli.md#Change jobs": "prune",
 }  # fmt: skip
-"""Page -> the verbs that are typed: what they need is here, and they end."""
+"""Page, or page and heading -> the verbs that are typed: what they need is here, and they end."""
 JQ: dict[str, Callable[[Any], Any]] = {
     """-r '.items[] | select(.status.phase == "Running") | .metadata.name'""": lambda found: [
         item["metadata"]["name"] for item in found["items"] if item["status"]["phase"] == "Running"
@@ -186,7 +185,9 @@ JQ: dict[str, Callable[[Any], Any]] = {
 
 def typed(name: str) -> list[str]:
     """The commands of a page that this machine has everything for."""
-    lines = re.findall(r"^    (elasticctl .*?)(?:  +#.*)?$", page(name), re.MULTILINE)
+    file, _, heading = name.partition("#")
+    text = sections(page(file), 2)[heading] if heading else page(file)
+    lines = re.findall(r"^    (elasticctl .*?)(?:  +#.*)?$", text, re.MULTILINE)
     ours = [line for line in lines if line.split()[1] in TYPED[name].split()]
     return [line for line in ours if not ELSEWHERE.search(re.sub(r"'.*'", "", line))]
 
@@ -252,8 +253,8 @@ def stop_once_committed(step):
 """
 
 
-def test_the_training_example_resumes_behind_the_last_step_of_an_epoch(tmp_path: Path) -> None:
-    """Then the loader has nothing left, and what is behind it must not need what only a batch sets."""
+def test_the_training_example_resumes_after_the_last_step_of_an_epoch(tmp_path: Path) -> None:
+    """Then the loader has nothing left, and the code after it must not need what only a batch sets."""
     (script,) = (block for block in fences(page("training.md"), "python") if "__main__" in block)
     stop = f"                if run.steps_done == {2 * 4096 // 64}:\n{' ' * 20}stop_once_committed(run.steps_done)\n"
     last, report = "                run.step(loss=loss)\n", "            if run.is_main:\n"

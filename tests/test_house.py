@@ -84,12 +84,12 @@ def test_each_variable_is_spelled_once() -> None:
 
 def test_each_test_module_stands_alone() -> None:
     """It can be merged, renamed or removed by itself, and so can what it tests, names that start with _ above all."""
-    found = {str(path.relative_to(TESTS)): [*strange_imports(path)] for path in sorted(TESTS.rglob("*.py"))}
+    found = {str(path.relative_to(TESTS)): [*forbidden_imports(path)] for path in sorted(TESTS.rglob("*.py"))}
     assert {path: names for path, names in found.items() if names} == {}
 
 
-def strange_imports(path: Path) -> Iterator[str]:
-    """What a test module has of other tests that are no helpers, or of the private parts of our packages."""
+def forbidden_imports(path: Path) -> Iterator[str]:
+    """What a test module imports from other tests that are no helpers, or from private parts of our packages."""
     nodes = list(ast.walk(ast.parse(path.read_text("utf-8"))))
     shared = ("tests.support", "tests.on_cluster") if "on_cluster" in path.parts else ("tests.support",)
     helpers = {f"{module}.{name}" for module, name, _ in imports(nodes) if module.partition(".")[0] == "tests"}
@@ -111,7 +111,7 @@ def package_of(folder: Path) -> str:
 
 
 def test_operations_use_no_terminal() -> None:
-    """They print nothing and ask nothing, whatever they import: who calls them decides that."""
+    """They print nothing and ask nothing: the caller decides that."""
     streams = {"stdin", "stdout", "stderr"}
     used = [
         f"{path.name}:{node.lineno}"
@@ -128,7 +128,7 @@ MUTATORS = re.compile(r"(add|append|clear|discard|extend|insert|pop|popitem|remo
 
 
 def test_each_field_of_the_controllers_core_is_assigned_by_the_class_that_declares_it_alone() -> None:
-    """So whoever wants to know what a field can be has one class to read."""
+    """So one class shows which values a field can have."""
     core = Path(importlib.util.find_spec("elasticctl_controller.core").origin or "").parent  # type: ignore[union-attr]
     found = {str(path.relative_to(core)): [*foreign_writes(path)] for path in sorted(core.rglob("*.py"))}
     assert {path: writes for path, writes in found.items() if writes} == {}

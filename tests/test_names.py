@@ -2,8 +2,7 @@
 
 What counts as a name has a form that prose lacks: a dot, an underscore, an inner capital, a call's parentheses, a
 leading `--`, or a file's ending. It has to occur in the code outside of comments and docstrings, where a name that was
-changed or removed no longer does; and what is qualified, as in `Class.member` or `package.module.name`, has to be
-there.
+changed or removed no longer does; and what is qualified, as in `Class.member` or `package.module.name`, must exist.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ class Code:
 
 
 DOCSTRING = re.compile(r'^ *r?"""(.*?)"""', re.MULTILINE | re.DOTALL)
-"""A text that begins a line: it says what something is. Texts that the code uses begin behind something else."""
+"""A text that begins a line: it says what something is. Texts that the code uses begin after something else."""
 COMMENT = re.compile(r"(?:^|  )#.*")
 
 

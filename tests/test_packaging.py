@@ -39,7 +39,7 @@ FILES = {
 FOLDERS = {"client": ROOT, "controller": ROOT / "controller", "trainer": ROOT / "training_lib"}
 LOCKS = {part: folder / "requirements.lock" for part, folder in FOLDERS.items()}
 TORCH_LOCK = FOLDERS["trainer"] / "torch.lock"
-"""Of its own, because whoever builds the image chooses which build of PyTorch it has."""
+"""Of its own, because the builder of the image chooses the build of PyTorch."""
 PARTS = {
     "client": ("elasticctl", "elasticctl_controller.local"),
     "controller": ("elasticctl_controller.kube",),

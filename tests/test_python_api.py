@@ -102,12 +102,12 @@ def test_importing_the_package_costs_nothing() -> None:
 
 @pytest.mark.usefixtures("light_spares", "forked_workers")
 def test_a_job_that_is_submitted_runs_and_tells(local_cluster: LocalCluster) -> None:
-    job = submit(["sh", "-c", "echo $WORD"], name="told", workers=1, no_workspace=True, env={"WORD": "hello"})
-    assert repr(job) == "Job('told', context='local', namespace='default')"
+    job = submit(["sh", "-c", "echo $WORD"], name="greeted", workers=1, no_workspace=True, env={"WORD": "hello"})
+    assert repr(job) == "Job('greeted', context='local', namespace='default')"
     assert [line.text for line in job.logs(follow=True) if line.text == "hello"] == ["hello"]
     assert job.wait(timeout_s=240, check=True).phase is Phase.SUCCEEDED
-    assert [found.name for found in Job.list()] == ["told"]
-    with pytest.raises(ConflictError, match="told has ended"):
+    assert [found.name for found in Job.list()] == ["greeted"]
+    with pytest.raises(ConflictError, match="greeted has ended"):
         job.cancel()
 
 

@@ -1,4 +1,4 @@
-"""A full run with planted secrets, and a search for them in all that it leaves behind, prints or shows in `ps`.
+"""A full run with planted secrets, and a search for them in all that it leaves, prints or shows in `ps`.
 
 Planted are a job's secret, the credentials of its storage, and the rendezvous tokens. They may be in the folder for
 secrets, in the workers' token files, and in the memory of those who need them: nowhere else.

@@ -1,4 +1,4 @@
-"""The page on security promises what tests hold."""
+"""The promises of the page on security are tested."""
 
 from __future__ import annotations
 

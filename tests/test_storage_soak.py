@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.storage_soak.places import Places
-from tests.support.storage_soak.story import tell
+from tests.support.storage_soak.scenario import run_scenario
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +34,6 @@ def test_nor_is_it_in_a_bucket(places: Places, kind: str, seed: int, tmp_path: P
 
 
 def check(places: Places, kind: str, seed: int, folder: Path) -> None:
-    """Tell the story of this seed; `folder` is for what is written beside it."""
+    """Run the scenario of this seed; `folder` is for other files."""
     with places.place(kind) as place:
-        tell(place, seed, folder)
+        run_scenario(place, seed, folder)

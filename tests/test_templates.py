@@ -1,4 +1,4 @@
-"""A job template's values come out as they went in, whatever they hold."""
+"""A job template's values come out unchanged, whatever they are."""
 
 from __future__ import annotations
 
@@ -251,7 +251,7 @@ def test_on_demand_forbids_what_spot_asks_for() -> None:
         ("a: 1", "template t, as rendered:1: a: unknown field"),
     ],
 )
-def test_a_faulty_template_is_told_so(text: str, message: str) -> None:
+def test_a_faulty_template_is_refused_with_its_line(text: str, message: str) -> None:
     with pytest.raises(ElasticctlError) as caught:
         render_manifest(SPEC, Template("t", text))
     assert isinstance(caught.value, TemplateError | SpecError)

@@ -12,8 +12,8 @@ from elasticctl.api.observed.workers import Pod
 from elasticctl.api.status import Activity, Cause
 from elasticctl_train.inplace.newest_state import Agreement, Standing
 from tests.support.virtual.launcher import Timing
+from tests.support.virtual.scenario import Incident, Scenario, What, as_text, draw, fails, run_scenario, shrink
 from tests.support.virtual.script import Bug, Fault, Script
-from tests.support.virtual.story import Incident, Story, What, as_text, draw, fails, shrink, tell
 from tests.support.virtual.world import Setup
 
 
@@ -23,7 +23,7 @@ def test_three_workers_outlive_their_losses() -> None:
         Incident(900.0, What.KILL, 0.0),
         Incident(1500.0, What.LOSE_NODE, 0.9, known_s=45.0),
     )
-    world = tell(Story(1, Setup(nodes=4, script=Script(steps=6000)), losses))
+    world = run_scenario(Scenario(1, Setup(nodes=4, script=Script(steps=6000)), losses))
     status = world.status
     assert dict(status.restarts) == {"Completed": 3, "Killed": 1, "NodeLost": 2}
     assert status.failures == 0
@@ -37,7 +37,7 @@ def test_whatever_happens_only_the_jobs_own_code_ends_it(seed: int) -> None:
     assert not failure, f"{failure}\n{as_text(shrink(draw(seed)))}"
 
 
-LOST_AT_FIRST = Story(
+LOST_AT_FIRST = Scenario(
     123,
     Setup(
         workers=4,
@@ -59,11 +59,11 @@ LOST_AT_FIRST = Story(
 )
 
 
-def test_a_worker_whose_first_words_to_a_restarted_service_are_lost_is_not_replaced() -> None:
+def test_a_worker_whose_first_messages_to_a_restarted_service_are_lost_is_not_replaced() -> None:
     assert not fails(LOST_AT_FIRST)
 
 
-CUT_OFF_UNHEARD = Story(
+CUT_OFF_UNHEARD = Scenario(
     1732,
     Setup(
         workers=2,
@@ -98,11 +98,11 @@ CUT_OFF_UNHEARD = Story(
 )
 
 
-def test_a_machine_that_is_cut_off_while_no_service_runs_is_no_hang_of_its_peers() -> None:
+def test_a_machine_that_is_cut_off_while_no_service_runs_does_not_count_as_a_hang_of_its_peers() -> None:
     assert not fails(CUT_OFF_UNHEARD)
 
 
-JUDGED_UNSTORED = Story(
+JUDGED_UNSTORED = Scenario(
     35521,
     Setup(
         workers=1,
@@ -131,21 +131,21 @@ def test_a_failure_that_a_service_had_judged_and_could_not_store_counts() -> Non
 
 
 def test_a_story_is_the_same_each_time() -> None:
-    """Else a seed that fails could not be looked into."""
-    first, second = tell(draw(11)), tell(draw(11))
+    """Otherwise, a seed that fails could not be debugged."""
+    first, second = run_scenario(draw(11)), run_scenario(draw(11))
     assert first.status == second.status
     assert (first.loop.events, first.plane.requests) == (second.loop.events, second.plane.requests)
     assert first.plane.requests > 20
 
 
-STAYING = Story(3, Setup(nodes=4, script=Script(steps=2000, stays=True)), (Incident(300.0, What.KILL, 0.0),))
+STAYING = Scenario(3, Setup(nodes=4, script=Script(steps=2000, stays=True)), (Incident(300.0, What.KILL, 0.0),))
 
 
 LOSSES = tuple(Incident(110.0 * number, What.KILL, 0.3 * (number % 4)) for number in range(1, 7))
 
 
-def test_ranks_that_stay_make_each_step_once_and_wait_for_no_start() -> None:
-    world = tell(replace(STAYING, incidents=LOSSES))
+def test_ranks_that_stay_make_each_step_once_and_do_not_wait_for_new_workers() -> None:
+    world = run_scenario(replace(STAYING, incidents=LOSSES))
     assert world.status.restarts["Killed"] == len(LOSSES)
     assert world.storage.step == 2000
     assert all(item.resumed_from == "memory" for item in world.status.generations[1:])
@@ -158,23 +158,23 @@ def take_the_slowest(standings: Sequence[Standing]) -> Agreement:
     return Agreement(slowest, (), tuple(standings))
 
 
-def test_a_vote_that_loses_a_step_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    story = replace(STAYING, seed=1, incidents=LOSSES)
-    assert not fails(story)
+def test_a_vote_that_loses_a_step_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    scenario = replace(STAYING, seed=1, incidents=LOSSES)
+    assert not fails(scenario)
     monkeypatch.setattr("tests.support.virtual.staying.decide", take_the_slowest)
-    assert "hold step" in fails(story)
+    assert "hold step" in fails(scenario)
 
 
 def blame_whoever_ends(pod: Pod, *_: object) -> Cause | None:
     return Cause.APPLICATION if pod.ended else None
 
 
-LOSS = Story(1, Setup(script=Script(steps=2000, stop_s=5.0)), (Incident(300.0, What.KILL, 0.0),))
-BUG = Story(1, Setup(script=Script(bug=Bug(Fault.RAISES))))
+LOSS = Scenario(1, Setup(script=Script(steps=2000, stop_s=5.0)), (Incident(300.0, What.KILL, 0.0),))
+BUG = Scenario(1, Setup(script=Script(bug=Bug(Fault.RAISES))))
 
 
 @pytest.mark.parametrize(
-    ("story", "name", "wrong", "failure"),
+    ("scenario", "name", "wrong", "failure"),
     [
         (LOSS, "core.group.signs_of_life.SILENT_S", 0.5, "replaced as unresponsive, but it called all the time"),
         (
@@ -191,9 +191,9 @@ BUG = Story(1, Setup(script=Script(bug=Bug(Fault.RAISES))))
         (BUG, "core.phase.describe_failure", lambda failure: "an error", "which does not name the bug"),
     ],
 )
-def test_a_controller_that_is_wrong_is_found_out(
-    monkeypatch: pytest.MonkeyPatch, story: Story, name: str, wrong: Any, failure: str
+def test_a_faulty_controller_is_detected(
+    monkeypatch: pytest.MonkeyPatch, scenario: Scenario, name: str, wrong: Any, failure: str
 ) -> None:
-    assert not fails(story)
+    assert not fails(scenario)
     monkeypatch.setattr(f"elasticctl_controller.{name}", wrong)
-    assert failure in fails(story)
+    assert failure in fails(scenario)

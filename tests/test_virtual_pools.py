@@ -22,7 +22,7 @@ STEPS = 6000
 def a_world(seed: int = 1, *, stays: bool = True) -> World:
     """A job of three workers that asks for spot machines first; there are none of any kind yet."""
     world = World(Setup(nodes=0, script=Script(steps=STEPS, stays=stays), pools=ORDER), seed)
-    world.begin()
+    world.start()
     return world
 
 
@@ -48,7 +48,7 @@ def test_workers_fall_back_to_the_next_pool_and_come_back_without_a_step_made_tw
     assert held(world) == {ON_DEMAND: 3}
     world.run(1000.0)
     assert held(world) == {ON_DEMAND: 3}
-    assert len(world.trainings) == 1, "tries in vain disturb nobody"
+    assert len(world.trainings) == 1, "tries in vain disturb no worker"
     for _ in range(3):
         world.add_node(SPOT_NODE)
     world.run(1000.0 + ORDER.wait_seconds + ORDER.retry_seconds + 60.0)

@@ -26,7 +26,7 @@ from elasticctl_store.storage.local import LocalStorage
 from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label
 from tests.support import job_samples, journals
 from tests.support.cli import Run
-from tests.support.train.losses import damage, fill, steps
+from tests.support.train.checkpoints import damage_step, fill, steps
 
 pytestmark = pytest.mark.usefixtures("private_home")  # deletions are written down there
 
@@ -144,7 +144,7 @@ def test_verify_says_what_the_job_deleted_while_it_read(
 
 def test_verify_finds_a_flipped_bit(run: Run, folder: Path) -> None:
     assert run("checkpoints", "verify", str(folder)).code == 0
-    damage(folder, 30)
+    damage_step(folder, 30)
     done = run("checkpoints", "verify", str(folder))
     assert done.code == 1
     states = {line.split("\t")[0]: line.split("\t")[-1] for line in done.out.splitlines()[1:]}
@@ -225,7 +225,7 @@ def test_the_intended_one_of_two_checkpoints_of_a_step_is_deleted(run: Run, tmp_
 
 @pytest.mark.parametrize("keep", ["1", "2"])
 def test_prune_reads_what_it_leaves(run: Run, folder: Path, keep: str) -> None:
-    damage(folder, 40)
+    damage_step(folder, 40)
     done = run("checkpoints", "prune", str(folder), "--keep-last", keep, "-y")
     assert done.code == 0
     assert "step 40 is damaged: data/" in done.err
@@ -234,7 +234,7 @@ def test_prune_reads_what_it_leaves(run: Run, folder: Path, keep: str) -> None:
 
 def test_prune_deletes_nothing_if_nothing_is_intact(run: Run, folder: Path) -> None:
     for step in (10, 20, 30, 40):
-        damage(folder, step)
+        damage_step(folder, step)
     done = run("checkpoints", "prune", str(folder), "--keep-last", "1", "-y")
     assert (done.code, done.err.count("is damaged")) == (0, 3), "of a single one that is left nothing newer could go"
     assert "nothing to delete; 4 checkpoints are kept" in done.err
@@ -242,14 +242,14 @@ def test_prune_deletes_nothing_if_nothing_is_intact(run: Run, folder: Path) -> N
 
 
 def test_prune_with_force_trusts_the_quick_check(run: Run, folder: Path) -> None:
-    damage(folder, 40)
+    damage_step(folder, 40)
     assert run("checkpoints", "prune", str(folder), "--keep-last", "1", "-y", "--force").code == 0
     assert steps(folder) == [40]
 
 
 def test_rm_leaves_the_newest_that_is_verified_intact(run: Run, job: dict[str, Any], folder: Path) -> None:
     job["status"]["phase"] = "Succeeded"
-    damage(folder, 40)
+    damage_step(folder, 40)
     done = run("checkpoints", "rm", "digits", "30", "-y")
     assert (done.code, "step 30 is the newest intact checkpoint" in done.err) == (2, True)
     assert run("checkpoints", "rm", "digits", "40", "20", "-y").code == 0
@@ -257,7 +257,7 @@ def test_rm_leaves_the_newest_that_is_verified_intact(run: Run, job: dict[str, A
 
 
 def test_pull_falls_back_and_says_why(run: Run, folder: Path, tmp_path: Path) -> None:
-    damage(folder, 40)
+    damage_step(folder, 40)
     next((folder / "data").glob("*step000000030*/*.safetensors")).unlink()
     target = tmp_path / "model.safetensors"
     done = run("checkpoints", "pull", str(folder), str(target))
@@ -344,7 +344,7 @@ def test_repair_starts_over_if_nothing_is_intact(run: Run, folder: Path) -> None
     whole = run(*words, "-y")
     assert (whole.code, "step 40 is intact, and" in whole.err) == (2, True)
     for step in (10, 20, 30, 40):
-        damage(folder, step)
+        damage_step(folder, step)
     with pytest.raises(StorageError, match=r"step 40: .* FIX: .*repair file://.* --start-over"):
         Checkpointer(LocalStorage(folder)).restore()
     assert "FIX: add --yes to confirm" in run(*words).err

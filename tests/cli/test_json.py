@@ -1,4 +1,4 @@
-"""What programs get is what docs/python-api.md and its schemas say: no less, and nothing that they leave out."""
+"""What programs get is what docs/cli.md and its schemas say: no less, and nothing that they leave out."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from elasticctl.cluster.local.client import LocalCluster
 from elasticctl_store.storage.local import LocalStorage
 from tests.support.cli import Run
 from tests.support.jobs import shell_job
-from tests.support.train.losses import damage, fill
+from tests.support.train.checkpoints import damage_step, fill
 from tests.support.usage_samples import BARE, BUSY, IDLE, sample
 from tests.support.verbs import FAMILIES, VERBS
 from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs/python-api.md").read_text("utf-8")
+PAGE = (ROOT / "docs/cli.md").read_text("utf-8").partition("## JSON\n")[2].partition("\n## ")[0]
 SCHEMAS: dict[str, Any] = {path.stem: json.loads(path.read_text("utf-8")) for path in ROOT.glob("docs/schemas/*.json")}
 KINDS = {"List": "ElasticJobList"}
 """Kinds whose schema goes by another name."""
@@ -121,7 +121,7 @@ def test_a_job_that_was_just_made(run: Run, tmp_path: Path) -> None:
 
 def test_checkpoints(run: Run, tmp_path: Path) -> None:
     fill(LocalStorage(tmp_path / "state"))
-    damage(tmp_path / "state", 20)
+    damage_step(tmp_path / "state", 20)
     listed = check(run("checkpoints", str(tmp_path / "state"), "-o", "json").out)
     verified = check(run("checkpoints", "verify", str(tmp_path / "state"), "-o", "json").out)
     assert [found["whole"] for found in verified["checkpoints"]] == [True, True, False, True]
@@ -187,4 +187,4 @@ def test_every_verb_that_prints_json_is_on_the_page(verb: str, run: Run) -> None
         forms = FORMS.search(run(*words, "--help").out)
         if forms and "json" in forms[1]:
             assert "yaml" in forms[1], f"{words} prints json and not yaml"
-            assert re.search(rf"`{' '.join(words)}[` ]", PAGE), f"docs/python-api.md does not name {' '.join(words)}"
+            assert re.search(rf"`{' '.join(words)}[` ]", PAGE), f"docs/cli.md does not name {' '.join(words)}"

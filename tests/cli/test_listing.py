@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import cProfile
+import os
 import pstats
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
@@ -15,8 +18,19 @@ from elasticctl.cli.views.jobs import ListColumns, job_table, waiting_reasons
 from elasticctl.cli.views.watch import most_relevant
 from elasticctl.operations.target import Target
 from elasticctl.settings.contexts import Context
-from tests.support import snapshots
 from tests.support.job_samples import AT, FAILED, at, cloud_job, drawn, job
+
+FOLDER = Path(__file__).with_name("snapshots")
+
+
+def check(name: str, lines: Sequence[str]) -> None:
+    """Fail where the lines are not those of the file `name`.txt."""
+    path, text = FOLDER / f"{name}.txt", "".join(f"{line}\n" for line in lines)
+    if os.environ.get("UPDATE_SNAPSHOTS"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, "utf-8")
+    assert text == path.read_text("utf-8"), f"{path.name} differs"
+
 
 NOW = AT + 60.4
 WIDTHS = [40, 80, 120]
@@ -41,28 +55,28 @@ JOBS = [cloud_job(), job(), unbounded(), job("bad", **FAILED)]
 def test_a_list_fits_the_screen(width: int) -> None:
     lines = drawn(job_table(JOBS, NOW, reasons=REASONS), width)
     assert max(map(len, lines)) <= width
-    snapshots.check(f"list-{width}", lines)
+    check(f"list-{width}", lines)
 
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_a_wide_list_of_all_namespaces_fits_the_screen(width: int) -> None:
     lines = drawn(job_table(JOBS, NOW, ListColumns(wide=True, namespaces=True), REASONS), width)
     assert max(map(len, lines)) <= width
-    snapshots.check(f"list-wide-{width}", lines)
+    check(f"list-wide-{width}", lines)
 
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_a_status_fits_the_screen(width: int) -> None:
     lines = drawn(status_table(cloud_job(), [], NOW, bar_encoding="utf-8"), width)
     assert max(map(len, lines)) <= width
-    snapshots.check(f"status-{width}", lines)
+    check(f"status-{width}", lines)
 
 
 @pytest.mark.parametrize("shape", [ListColumns(), ListColumns(wide=True, namespaces=True)])
 def test_a_pipe_gets_every_column_of_every_job(shape: ListColumns) -> None:
     lines = format_tabs(job_table(JOBS, NOW, shape, REASONS)).split("\n")
     assert {line.count("\t") for line in lines} == {len(shape.header) - 1}
-    snapshots.check("list-wide-pipe" if shape.wide else "list-pipe", lines)
+    check("list-wide-pipe" if shape.wide else "list-pipe", lines)
 
 
 def test_jobs_are_listed_without_the_right_to_list_pods() -> None:

@@ -140,7 +140,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, private_home: Path, ru
 @pytest.mark.parametrize("page", [page for page in PAGES if list(submits(page))], ids=lambda path: path.name)
 def test_every_submit_of_a_page_makes_a_job(page: Path, desk: Path, run: Run) -> None:
     """As a dry run, which stops short of creating it; in a cloud's context on the pages about clusters."""
-    run("config", "use-context", "prod" if page.stem in ("sharing", "workspace") else "local")
+    run("config", "use-context", "prod" if page.stem in ("sharing", "storage") else "local")
     for words in submits(page):
         dry = [word for word in words if word != "--dry-run"]
         if "--save" in dry:  # the desk has a manifest of that name, which is not replaced

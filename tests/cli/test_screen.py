@@ -92,7 +92,7 @@ def test_a_resize_is_followed(begun: Callable[..., str], terminal: Open) -> None
     seen.resize(200, 50)
     lines = seen.until(lambda now: now[0].split() == ["NAME", "PHASE", "WORKERS", "RESTARTS", "AGE"])
     assert [line for line in lines[2:] if line] == ["Next: details: elasticctl status digits"]
-    seen.forget_scrolled()
+    seen.reset_scrolled()
     drawn = len(seen.raw)
     seen.until(lambda _: len(seen.raw) > drawn)
     assert seen.scrolled == 0

@@ -8,8 +8,7 @@ import pytest
 
 from elasticctl.api.quota import Quota
 from tests.support.dashboard.cluster import Jobs, sharing
-from tests.support.dashboard.looks import FOUND, see
-from tests.support.dashboard.visitor import Visitor, hosted
+from tests.support.dashboard.visitor import FOUND, Visitor, hosted, see
 from tests.support.job_samples import CURVE, FAILED, at, job
 from tests.support.usage_samples import BUSY, HISTORY, IDLE
 

@@ -14,10 +14,9 @@ import pytest
 
 from elasticctl_store.stored_logs import Incarnation
 from tests.support.dashboard.cluster import Jobs
-from tests.support.dashboard.looks import MARKUP, see
-from tests.support.dashboard.visitor import Visitor, hosted
+from tests.support.dashboard.visitor import MARKUP, Visitor, hosted, see
 from tests.support.job_samples import AT, CURVE, at, job
-from tests.support.metrics import keeps_in, store_metrics
+from tests.support.stored import keeps_in, store_metrics
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page

@@ -26,7 +26,7 @@ from elasticctl.kubeapi import connection
 from elasticctl_protocol import variables
 from elasticctl_store.errors import StorageError
 from tests.support.cli import Run
-from tests.support.dashboard.events import Following, news_of
+from tests.support.dashboard.serving import Following, news_of
 from tests.support.dashboard.team import Guest, Team, dashboard, team
 
 JO, MARIA = "jo.token-of-jo", "maria.token-of-maria"

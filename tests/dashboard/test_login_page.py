@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.dashboard.looks import FOUND, see
 from tests.support.dashboard.team import Guest, Team, dashboard, served, team
-from tests.support.dashboard.visitor import Visitor
+from tests.support.dashboard.visitor import FOUND, Visitor, see
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

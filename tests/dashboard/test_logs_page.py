@@ -9,8 +9,7 @@ import pytest
 
 from elasticctl.cluster.base import LogLine, LogQuery
 from tests.support.dashboard.cluster import Jobs
-from tests.support.dashboard.looks import MARKUP, see
-from tests.support.dashboard.visitor import Visitor, hosted
+from tests.support.dashboard.visitor import MARKUP, Visitor, hosted, see
 from tests.support.job_samples import AT, CURVE, at, job
 from tests.support.waiting import wait_until
 

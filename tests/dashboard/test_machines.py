@@ -13,8 +13,7 @@ from elasticctl.api.spec import ElasticJob
 from elasticctl.dashboard.machines import machines_data, usage_history_data
 from elasticctl.dashboard.page_data import MAX_TEXT, job_row
 from tests.support.dashboard.cluster import Jobs
-from tests.support.dashboard.looks import MARKUP, see
-from tests.support.dashboard.visitor import Visitor, hosted
+from tests.support.dashboard.visitor import MARKUP, Visitor, hosted, see
 from tests.support.job_samples import AT, job
 from tests.support.usage_samples import BARE, BUSY, HISTORY, IDLE, TIMED, sample
 

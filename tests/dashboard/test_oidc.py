@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.dashboard.looks import see
 from tests.support.dashboard.oidc import Proxy, Verifier, provider
 from tests.support.dashboard.team import Guest, dashboard, served, team
-from tests.support.dashboard.visitor import Visitor
+from tests.support.dashboard.visitor import Visitor, see
 
 pytestmark = pytest.mark.browser
 

@@ -16,9 +16,8 @@ from elasticctl.api.spec import ElasticJob
 from elasticctl.cluster.local.client import LocalCluster
 from tests.support.cli import Run
 from tests.support.dashboard.cluster import Jobs, many
-from tests.support.dashboard.looks import MARKUP, PIXELS, see
 from tests.support.dashboard.process import Serve
-from tests.support.dashboard.visitor import Visitor, hosted
+from tests.support.dashboard.visitor import MARKUP, PIXELS, Visitor, hosted, see
 from tests.support.job_samples import CURVE, FAILED, at, job
 from tests.support.waiting import wait_until
 

@@ -10,8 +10,7 @@ import pytest
 
 from elasticctl.api.errors import ConflictError
 from tests.support.dashboard.cluster import Jobs, many
-from tests.support.dashboard.looks import PIXELS, see
-from tests.support.dashboard.visitor import Visitor, hosted
+from tests.support.dashboard.visitor import PIXELS, Visitor, hosted, see
 from tests.support.job_samples import at, job
 from tests.support.waiting import wait_until
 

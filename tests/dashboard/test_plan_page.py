@@ -12,8 +12,7 @@ from elasticctl.api.codec import to_rfc3339
 from elasticctl.api.spec import ElasticJob
 from elasticctl.dashboard.page_data import job_details
 from tests.support.dashboard.cluster import Jobs, Looked, launched, pod
-from tests.support.dashboard.looks import MARKUP, see
-from tests.support.dashboard.visitor import Visitor, hosted
+from tests.support.dashboard.visitor import MARKUP, Visitor, hosted, see
 from tests.support.job_samples import AT, at, job
 
 HOUR_S = 3600.0

@@ -9,8 +9,7 @@ import pytest
 from elasticctl.api.quota import Quota
 from elasticctl.dashboard.feed import NO_QUOTAS, OWN_ONLY
 from tests.support.dashboard.cluster import Jobs, sharing
-from tests.support.dashboard.looks import MARKUP, see
-from tests.support.dashboard.visitor import Visitor, hosted
+from tests.support.dashboard.visitor import MARKUP, Visitor, hosted, see
 from tests.support.job_samples import job
 
 if TYPE_CHECKING:

@@ -27,9 +27,9 @@ from elasticctl.dashboard.user_api import MAX_CALLS, MAX_VIEWERS, Scope
 from elasticctl.settings.contexts import Context
 from elasticctl_store.stored_logs import Incarnation
 from tests.support.dashboard.cluster import Jobs, Looked, launched, many, pod, sharing
-from tests.support.dashboard.events import Following, news_of
+from tests.support.dashboard.serving import Following, news_of
 from tests.support.job_samples import AT, at, job
-from tests.support.metrics import keeps_in, store_metrics
+from tests.support.stored import keeps_in, store_metrics
 
 
 @dataclass(slots=True)

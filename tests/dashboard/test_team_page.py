@@ -11,8 +11,7 @@ import pytest
 from elasticctl.api.codec import to_rfc3339
 from elasticctl.api.spec import USER_LABEL
 from tests.support.dashboard.cluster import Jobs, sharing
-from tests.support.dashboard.looks import see
-from tests.support.dashboard.visitor import Visitor, hosted
+from tests.support.dashboard.visitor import Visitor, hosted, see
 from tests.support.job_samples import FAILED, job
 from tests.support.usage_samples import IDLE
 

@@ -15,7 +15,7 @@ REFUSED = (401, 403)
 
 
 def need_audit_log() -> None:
-    """Skip the test where nobody has written down who asked for what."""
+    """Skip the test where the API server writes no audit log."""
     if not LOG.exists():
         pytest.skip(f"there is no audit log {LOG}: the cluster is not the lab's")
 

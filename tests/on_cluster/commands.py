@@ -56,7 +56,7 @@ def refusal(*words: str, given: str = "") -> str:
 
 
 def elasticctl(*words: str, patient: bool = True) -> Typed:
-    """Run the command line against the current context of $KUBECONFIG, which has to be imported (`cli_home`).
+    """Run the command line against the current context of $KUBECONFIG, which must have been imported (`cli_home`).
 
     `patient`: a verb that only reads is typed again as long as the server does not answer it in time.
     """
@@ -67,9 +67,9 @@ def elasticctl(*words: str, patient: bool = True) -> Typed:
 
 
 def need_lab() -> None:
-    """Skip the test where nobody can take parts of the cluster away."""
+    """Skip the test where parts of the cluster cannot be taken away."""
     if not LAB:
-        pytest.skip("$ELASTICCTL_TEST_LAB is not set: nobody to take nodes away")
+        pytest.skip("$ELASTICCTL_TEST_LAB is not set: nodes cannot be taken away")
 
 
 def lab(*words: str, timeout_s: float = 120) -> None:
@@ -116,7 +116,7 @@ def start_node(name: str) -> None:
 
 
 def kill_processes(pod_uid: str) -> None:
-    """Kill what runs in a pod of the lab, on this machine: when a pod is deleted, its processes are told to stop."""
+    """Kill the processes of a pod of the lab, on this machine: the deletion of a pod only signals them to stop."""
     need_lab()
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(FileNotFoundError, ProcessLookupError):
@@ -148,7 +148,7 @@ def _pid(part: str) -> int:
 
 
 def _has_ended(pid: int) -> bool:
-    """Have all its threads? A thread that still ends holds the process's ports."""
+    """Whether all its threads have. A thread that still ends holds the process's ports."""
     for thread in Path(f"/proc/{pid}/task").glob("*/stat"):
         with suppress(FileNotFoundError, ProcessLookupError):
             if thread.read_text().rpartition(")")[2].split()[0] not in "ZX":

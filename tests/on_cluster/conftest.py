@@ -1,4 +1,4 @@
-"""The cluster that $KUBECONFIG points at, with the CRD on it and two replicas of the controller beside it."""
+"""The cluster that $KUBECONFIG points at, with the CRD on it and two replicas of the controller next to it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CLAIMS = "/apis/karpenter.sh/v1/nodeclaims"
 
 
 WITH_IMAGES = ("test_dashboard.py", "test_install.py", "test_rights.py")
-"""They come last: .ci/cluster builds the images of what is installed beside the others."""
+"""They come last: .ci/cluster builds the images of what is installed while the others run."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 BLOCK_BYTES = 64 << 20
 
 
-def eat_once_told(file: Path) -> None:
+def eat_when_signaled(file: Path) -> None:
     """Wait for the file, and fill all the memory there is."""
     while not (file.exists() and file.read_text() == os.environ["ELASTICCTL_WORKER"]):
         time.sleep(0.1)
@@ -28,8 +28,8 @@ def eat_once_told(file: Path) -> None:
 
 
 if __name__ == "__main__":
-    told, *rest = sys.argv[1:]
-    threading.Thread(target=eat_once_told, args=(Path(told),), daemon=True).start()
+    signal, *rest = sys.argv[1:]
+    threading.Thread(target=eat_when_signaled, args=(Path(signal),), daemon=True).start()
     script = str(Path(__file__).with_name("train.py"))
     sys.argv = [script, *rest]
     runpy.run_path(script, run_name="__main__")

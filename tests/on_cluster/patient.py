@@ -58,7 +58,7 @@ class PatientConnection(Connection):
 
 
 def is_untried(error: UnreachableError | BusyError, is_early: bool) -> bool:
-    """Is it certain that the server has not carried out the request? `is_early`: it could have taken longer."""
+    """Whether the server has certainly not carried out the request. `is_early`: it could have taken longer."""
     if isinstance(error, BusyError):
         return error.retry_after_s is not None
     if isinstance(error.__cause__, ReadTimeoutError):

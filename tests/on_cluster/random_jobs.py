@@ -46,7 +46,7 @@ class Event:
 
 @dataclass(slots=True)
 class Scenario:
-    """The existing jobs, by name; `next` generates the next event, whatever was the result of the former ones."""
+    """The existing jobs, by name; `next` generates the next event, whatever the former ones resulted in."""
 
     seed: int
     jobs: dict[str, Job] = field(default_factory=dict)

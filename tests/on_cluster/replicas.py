@@ -61,7 +61,7 @@ class Replica:
     log: Path
 
     def metrics(self) -> str:
-        """Return what Prometheus would read; empty if nobody answers."""
+        """Return what Prometheus would read; empty if there is no answer."""
         with suppress(OSError), urllib.request.urlopen(f"http://{ADDRESS}:{self.port}/metrics", timeout=2) as page:
             return str(page.read().decode())
         return ""

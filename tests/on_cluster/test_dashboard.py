@@ -119,7 +119,7 @@ def _answers(address: str) -> bool:
 
 
 def _may_list(user: str, namespace: str) -> bool:
-    """Has the cluster put the rights to jobs into the roles `view` and `edit` yet?"""
+    """Whether the cluster has added the rights to jobs to the roles `view` and `edit`."""
     try:
         kubectl("auth", "can-i", "list", "elasticjobs", "-n", namespace, "--as", user)
     except AssertionError:
@@ -132,8 +132,8 @@ def people(address: str) -> tuple[Browser, Browser]:
     """Jo, who may see the jobs of one namespace, and Maria, who may change those of another; both have logged in."""
     jo, maria = Browser(address), Browser(address)
     for browser, name, namespace in ((jo, "jo", ML), (maria, "maria", NLP)):
-        status, told = browser.log_in(kubectl("create", "token", name, "-n", namespace).strip())
-        assert (status, told) == (200, {"user": f"system:serviceaccount:{namespace}:{name}"})
+        status, body = browser.log_in(kubectl("create", "token", name, "-n", namespace).strip())
+        assert (status, body) == (200, {"user": f"system:serviceaccount:{namespace}:{name}"})
     return jo, maria
 
 
@@ -151,10 +151,10 @@ def test_each_sees_what_the_cluster_lets_them_see(people: tuple[Browser, Browser
 
 
 def test_a_wrong_token_lets_nobody_in(address: str) -> None:
-    stranger = Browser(address)
-    status, told = stranger.log_in("eyJhbGciOiJSUzI1NiJ9.e30.AAAA")
-    assert (status, "does not accept this token" in told["error"]) == (401, True)
-    assert stranger.ask("GET", f"/in/{ML}/events")[0] == 401
+    unknown = Browser(address)
+    status, body = unknown.log_in("eyJhbGciOiJSUzI1NiJ9.e30.AAAA")
+    assert (status, "does not accept this token" in body["error"]) == (401, True)
+    assert unknown.ask("GET", f"/in/{ML}/events")[0] == 401
 
 
 def test_a_change_takes_the_persons_own_right_and_bears_their_name(
@@ -165,7 +165,7 @@ def test_a_change_takes_the_persons_own_right_and_bears_their_name(
     for browser, namespace, name in ((jo, ML, "digits"), (maria, NLP, "words")):
         token = browser.hears(f"/in/{namespace}/", "hello")["token"]
         uid = cluster.get_job(namespace, name)["metadata"]["uid"]
-        status, told = browser.ask(
+        status, body = browser.ask(
             "POST",
             f"/in/{namespace}/jobs/{namespace}/{name}/scale",
             {"uid": uid, "workers": 3},
@@ -174,10 +174,10 @@ def test_a_change_takes_the_persons_own_right_and_bears_their_name(
         replicas = cluster.get_job(namespace, name)["spec"]["replicaSpecs"]["Worker"].get("replicas", 1)
         if browser is jo:
             assert status == 403
-            assert f'User "{JO}" cannot patch resource "elasticjobs"' in told["error"]
+            assert f'User "{JO}" cannot patch resource "elasticjobs"' in body["error"]
             assert replicas == 1
         else:
-            assert (status, told, replicas) == (200, {}, 3)
+            assert (status, body, replicas) == (200, {}, 3)
     (change,) = changes_of(cluster.get_job(NLP, "words"))
     assert (change.by, change.verb) == (MARIA, "scale")
     (event,) = [item for item in cluster.list_events(NLP, "words") if item["reason"] == "Changed"]

@@ -142,9 +142,9 @@ def test_who_logs_in_by_oidc_is_known_to_the_api_server(
             change = f"/in/{SPACE}/jobs/{SPACE}/digits/suspend"
             for person, wanted in ((maria, 403), (jo, 200)):
                 token = person.hears("hello")["token"]
-                status, told = person.ask(change, {"uid": job}, **{TOKEN_HEADER: token})
-                assert status == wanted, told
+                status, body = person.ask(change, {"uid": job}, **{TOKEN_HEADER: token})
+                assert status == wanted, body
                 if person is maria:
-                    assert 'User "oidc:maria@example.org" cannot patch resource "elasticjobs"' in told["error"]
+                    assert 'User "oidc:maria@example.org" cannot patch resource "elasticjobs"' in body["error"]
     (made,) = changes_of(KubeCluster(api).get_job(SPACE, "digits"))
     assert (made.by, made.verb) == ("oidc:jo@example.org", "suspend")

@@ -95,7 +95,7 @@ def folder() -> Path:
     made.mkdir(parents=True)
     for one in ("first", "due"):
         (made / one).mkdir()
-        (made / one).chmod(0o777)  # workers are nobody in particular
+        (made / one).chmod(0o777)  # workers run as any user
     return made
 
 
@@ -136,7 +136,7 @@ def test_the_deadline_is_met(api: Connection, replicas: Replicas, run: tuple[Tap
 def measured(first: Trainer, tape: Tape, folder: Path) -> Costs:
     """What changes cost on this machine today, from a short job on demand.
 
-    All its workers start at once, which takes longer than one alone. It hands on what was seen of the tape up to now.
+    All its workers start together, which takes longer than one alone. It hands on what was seen of the tape up to now.
     """
     first.delete()
     submit(first.name, 5, FIRST_WORK_S, folder / first.name, MOST)

@@ -59,7 +59,7 @@ def as_controller(api: Connection, status: Manifest) -> None:
 
 
 def owners(api: Connection) -> set[tuple[str, str]]:
-    """(field manager, subresource) of whoever has written to the job."""
+    """(field manager, subresource) of each writer of the job."""
     found = api.request("GET", STATUS.removesuffix("/status"))
     return {(item["manager"], item.get("subresource", "")) for item in found["metadata"]["managedFields"]}
 
@@ -168,7 +168,7 @@ def test_a_scaling_and_a_file_do_not_overwrite_each_other(api: Connection) -> No
     heard = refusal("apply", "--server-side", "-f", "-", given=json.dumps(job()))
     assert 'conflict with "elasticctl"' in heard
     assert ".spec.replicaSpecs.Worker.replicas" in heard
-    # Whoever leaves the number out of the file leaves it to whoever scales.
+    # If the file has no number of workers, `scale` decides it.
     manifest = job()
     del manifest["spec"]["replicaSpecs"]["Worker"]["replicas"]
     apply(manifest, "--server-side")

@@ -31,7 +31,7 @@ from tests.on_cluster.random_jobs import GUARANTEED, PROJECTS, Job
 from tests.on_cluster.replicas import Replicas
 from tests.on_cluster.scenario_player import ScenarioPlayer, open_player
 from tests.on_cluster.waiting import wait_until
-from tests.support.sharing_story import status, trains
+from tests.support.sharing_scenario import status, trains
 
 SCENARIOS = int(os.environ.get("ELASTICCTL_TEST_KUEUE_SCENARIOS", "1"))
 """How many random scenarios run; each takes some seconds on an idle machine."""
@@ -248,14 +248,14 @@ def trains_again(found: JobStatus, workers: int, after: int) -> JobStatus | None
 
 
 def is_pending(api: Connection, job: str) -> bool:
-    """Has Kueue said of the job's Workload that there is no quota for it?"""
+    """Whether Kueue has reported that there is no quota for the job's Workload."""
     found = [one for one in workloads(api) if one["metadata"]["name"].startswith(f"elasticjob-{job}-")]
     said = [item for one in found for item in one.get("status", {}).get("conditions", [])]
     return any((item["type"], item["status"]) == ("QuotaReserved", "False") for item in said)
 
 
 def is_own(workload: Manifest) -> bool:
-    """Is it the one of its job, and not of a worker above the minimum?"""
+    """Whether it is the Workload of the job, and not of a worker above the minimum."""
     return bool(workload["spec"].get("priority", 0) >= 0)
 
 

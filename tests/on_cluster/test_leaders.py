@@ -1,4 +1,4 @@
-"""Of several controllers one acts, whatever happens to it: shown by what the API server was asked for."""
+"""Only one of several controllers acts, whatever happens to it: shown by the requests to the API server."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def unrest(api: Connection) -> Iterator[None]:
             try:
                 api.request("DELETE", resource_path("v1", NAMESPACE, "pods", name), {"gracePeriodSeconds": 0})
             except NotFoundError:
-                continue  # nobody has made it again yet
+                continue  # it has not been created again yet
 
     thread = threading.Thread(target=disturb)
     thread.start()
@@ -122,5 +122,5 @@ def test_two_controllers_never_both_act(replicas: Watched, witness: Witness) -> 
     order = [replicas.door_of(replica) for replica in (first, second, third, fourth)]
     assert [door for door, _ in terms] == order, [(door, writes[0], writes[-1]) for door, writes in terms]
     for (_, before), (_, after) in list(pairwise(terms))[:2]:
-        # Whoever went without a word is waited for, as long as it may have thought that it leads.
+        # If a leader vanishes, the next one waits for as long as the former may have believed that it leads.
         assert after[0].at - before[-1].at > DURATION_S / 2

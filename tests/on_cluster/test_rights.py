@@ -1,7 +1,7 @@
 """The controller's roles against the audit log of a real API server: nothing is refused, and no right is for nothing.
 
 Each part of what it does is brought about until the log has all that the part's role allows: also what is rare, such as
-removing what a job of the same name has left behind.
+removing what a job of the same name has left.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def always(life: Life) -> None:
     life.patch("held", {"cancel": True})
     life.patch("again", {"cancel": True})
     life.used(("", "pods", "delete"), ("", "events", "create"))
-    # Two messages in a row that cannot be delivered are one event, told twice.
+    # Two messages in a row that cannot be delivered are one event, counted twice.
     life.create("noticed", annotations={ANNOTATION_NOTIFY: "slack"}, minReplicas=1)
     wait_until(lambda: life.has("noticed").status.phase == "Running")
     for pod in life.pods("noticed"):
@@ -174,7 +174,7 @@ def always(life: Life) -> None:
     wait_until(lambda: STATUS_PATCH in life.stir("noticed"))
     life.patch("noticed", {"cancel": True})
     life.used(("", "events", "patch"))
-    # Only events tell what a node cannot mount.
+    # Only events say what a node cannot mount.
     life.used(("", "events", "list"))
     wait_until(lambda: "is-not-there" in life.waits_for("mounts"))
     life.patch("mounts", {"cancel": True})
@@ -313,7 +313,7 @@ def test_no_call_is_refused_and_no_right_unused(
             PARTS[feature](life)
         audit.read()  # what is asked while the rights are taken out does not count
     finally:
-        tell(home)
+        notify_of_all_jobs(home)
         clean(life, installer, wanted, confined)
     allowed = {right for role in bound_roles(wanted) for right in rights_of(role)}
     leading = rights_of(leader_role(wanted))
@@ -326,12 +326,12 @@ def test_no_call_is_refused_and_no_right_unused(
 
 
 def is_streamed(right: Right, used: set[Right]) -> bool:
-    """Is this the right to list what this server streams as a watch? Others have to be asked for the list."""
+    """Whether this is the right to list what this server streams as a watch."""
     group, resource, verb = right
     return verb == "list" and (group, resource, "watch") in used
 
 
-def tell(home: str) -> None:
+def notify_of_all_jobs(home: str) -> None:
     """Print what the controller has logged: pytest shows it with a test that fails."""
     print(kubectl("logs", "-n", home, f"deployment/{installation.DEPLOYMENT}", "--tail", "80"))
 
@@ -351,7 +351,7 @@ def clean(life: Life, installer: Installer, wanted: list[Manifest], confined: bo
 def test_an_administrator_of_the_namespace_can_upgrade(
     surroundings: set[Feature], api: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever has the role `admin` there, and nothing elsewhere, changes what is in it and is told the rest."""
+    """A user with the role `admin` in the namespace alone changes what is in it, and gets a list of the rest."""
     namespace = "rights-bare"
     installer = Installer(api, print)
     wanted = manifests(namespace=namespace, replicas=0, features=[], confined=True)

@@ -1,4 +1,4 @@
-"""Two projects share the GPUs of a real cluster: slots that its nodes offer, though no GPU is behind them."""
+"""Two projects share the GPUs of a real cluster: slots that its nodes offer, though they have no GPUs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.on_cluster.replicas import Replicas
 from tests.on_cluster.trainer import IMAGE
 from tests.on_cluster.waiting import wait_until
 from tests.support.jobs import FOREVER, shell_job
-from tests.support.sharing_story import status
+from tests.support.sharing_scenario import status
 
 PROJECTS = ("a", "b")
 SLOTS = 4

@@ -33,7 +33,7 @@ def trainer(api: Connection, crd: None, tmp_path: Path) -> Iterator[Trainer]:
 
 
 def answer(token: str) -> int:
-    """What the service says to whoever shows a token."""
+    """What the service answers to a token."""
     url = f"http://{ADDRESS}:{RENDEZVOUS_PORT}/v1/jobs/default/tokens/heartbeat"
     try:
         urllib.request.urlopen(urllib.request.Request(url, b"?", {"Authorization": f"Bearer {token}"}), timeout=60)
@@ -52,13 +52,13 @@ def test_a_jobs_token_changes_and_its_workers_train_on(trainer: Trainer) -> None
         return token is not None and token.number == 2 and token.former_until is not None
 
     def bring_tokens() -> set[str]:
-        """Have the kubelets look at once, and return what the workers have."""
+        """Have the kubelets update files immediately, and return what the workers have."""
         looked_at = f"test.elasticctl.dev/looked-at={time.time()}"
         kubectl("annotate", "pods", "--overwrite", "-l", f"{LABEL_JOB}={trainer.name}", looked_at)
         return tokens()
 
     def put(moment: str, shift_s: float) -> None:
-        """Have the job's status say that this was, or will be, so long from now: hours pass at once.
+        """Have the job's status say that this was, or will be, so long from now: hours pass immediately.
 
         A status that the controller is about to write does not replace this one: it has another time of writing.
         """

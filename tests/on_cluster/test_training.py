@@ -70,7 +70,7 @@ def node_of(digits: Trainer, index: int) -> tuple[str, set[str]]:
 
 
 def are_replaced(digits: Trainer, before: dict[str, str], lost: set[str]) -> bool:
-    """Are there as many workers as before, the same but for the lost ones? Replacements may have other names.
+    """Whether there are as many workers as before, the same except for lost ones. Replacements may have other names.
 
     A worker that its peers have given up before Kubernetes has noticed that its node is dead leaves a pod behind that
     cannot end yet, and so keeps its name until then.
@@ -82,7 +82,7 @@ def are_replaced(digits: Trainer, before: dict[str, str], lost: set[str]) -> boo
 
 
 def is_unheard(api: Connection, node: str) -> bool:
-    """Does Kubernetes say that it no longer hears of this node?"""
+    """Whether Kubernetes reports that this node is silent."""
     conditions = api.request("GET", f"/api/v1/nodes/{node}")["status"]["conditions"]
     return any(item["type"] == "Ready" and item["status"] == "Unknown" for item in conditions)
 
@@ -159,7 +159,7 @@ def test_the_next_controller_takes_over(digits: Trainer, replicas: Replicas) -> 
     print(f"fail-over: {time.monotonic() - began:.1f} s")
     step = digits.job().status.progress.step or 0
     wait_until(lambda: (digits.job().status.progress.step or 0) > step + 10)
-    assert digits.job().status.generation == generation  # nobody had to stop for it
+    assert digits.job().status.generation == generation  # no rank had to stop for it
     replicas.start()
     digits.disturbed(lambda: digits.kill(1), 3)
 
@@ -275,7 +275,7 @@ def test_training_goes_on_while_the_control_plane_says_nothing(
             wait_until(lambda step=step: digits.stored_step() > step, every_s=0.2)  # type: ignore[misc]
         assert not leader.leads(), "it cannot know whether another leads by now"
         stored = digits.stored_step()
-    wait_until(leader.leads)  # nobody else has taken the lease of a server that answered nobody
+    wait_until(leader.leads)  # no other replica took the lease while the server did not answer
     assert leader.process.poll() is None
     wait_settled(digits, api)
     after = digits.job().status
@@ -317,7 +317,7 @@ def wait_settled(digits: Trainer, api: Connection) -> None:
 
 
 def are_heard(api: Connection, since: float) -> bool:
-    """Have all nodes reported since then, and does Kubernetes hold none of them for silent?"""
+    """Whether all nodes have reported since then, and Kubernetes considers none of them silent."""
     try:
         nodes = api.request("GET", "/api/v1/nodes")["items"]
     except ClusterError:  # a server that has just started may refuse for many reasons
@@ -327,7 +327,7 @@ def are_heard(api: Connection, since: float) -> bool:
 
 
 def is_reported_after(digits: Trainer, at: float) -> bool:
-    """Has anything been reported since, by a server that answers?"""
+    """Whether anything has been reported since, by a server that answers."""
     try:
         return (digits.job().status.progress.at or 0) > at
     except ClusterError:

@@ -1,4 +1,4 @@
-"""The controller is upgraded and rolled back while jobs run: nobody is restarted, and nothing is told twice."""
+"""The controller is upgraded and rolled back while jobs run: no worker is restarted, and no event is reported twice."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def older(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def jobs(api: Connection, crd: None) -> Iterator[ClusterOfImages]:
-    """A namespace for jobs, which takes along whatever is in it in the end."""
+    """A namespace for jobs, which is deleted with everything in it in the end."""
     path = resource_path("v1", None, "namespaces")
     api.request("POST", path, {"metadata": {"name": NAMESPACE}})
     yield ClusterOfImages(api)
@@ -69,10 +69,10 @@ def test_nobody_notices_an_upgrade_or_a_rollback(
     wait_until(lambda: all(job.status.phase is Phase.RUNNING for job in all_jobs(api)))
     # An event may come after the status that it is about.
     wait_until(lambda: len({job for job, reason, _ in events(api) if reason == "ElasticJobRunning"}) == JOBS)
-    before, told = pods(api), events(api)
+    before, reported = pods(api), events(api)
     assert len(before) == JOBS
 
-    # One is lost while nobody leads, between the old leader and the new one.
+    # One is lost while no replica leads, between the old leader and the new one.
     lost = "job-0-worker-0"
     leader = replicas.leader()
     replicas.running.sort(key=lambda one: one is leader)  # the leader is the last to go
@@ -84,12 +84,16 @@ def test_nobody_notices_an_upgrade_or_a_rollback(
 
     roll(replicas, older)
     replicas.leader()
-    delete(api, other := "job-1-worker-0")  # once it has been told of, the controller has seen all other jobs too
+    delete(api, other := "job-1-worker-0")  # once it has been reported, the controller has seen all other jobs too
     wait_until(lambda: pods(api).get(other, before[other]) != before[other])
     assert pods(api) | {other: before[other]} == upgraded
 
     def news() -> dict[tuple[str, str, str], int]:
-        return {event: times - told.get(event, 0) for event, times in events(api).items() if times > told.get(event, 0)}
+        return {
+            event: times - reported.get(event, 0)
+            for event, times in events(api).items()
+            if times > reported.get(event, 0)
+        }
 
     wait_until(lambda: {"job-0", "job-1"} <= {job for job, _, _ in news()})
     wait_until(lambda: all(job.status.interruptions for job in all_jobs(api) if job.name in ("job-0", "job-1")))
@@ -113,9 +117,9 @@ def is_ready(replica: Replica) -> bool:
 
 
 def roll(replicas: Replicas, code: Path, meanwhile: Callable[[], None] = lambda: None) -> None:
-    """Replace all, one after the other, as a Deployment does: a new one gets ready before an old one is told to end.
+    """Replace all, one after the other, as a Deployment does: a new one gets ready before an old one is asked to end.
 
-    `meanwhile` is called when the last of them has been told.
+    `meanwhile` is called when the last of them has been asked.
     """
     *_, last = replicas.running
     for former in list(replicas.running):
@@ -148,7 +152,7 @@ def _restarts(pod: Manifest) -> int:
 
 
 def events(api: Connection) -> dict[tuple[str, str, str], int]:
-    """How often each has been told, of any job: by job, reason and message."""
+    """How often each event has been reported, of any job: by job, reason and message."""
     found: Counter[tuple[str, str, str]] = Counter()
     for event in list_objects(api, resource_path("v1", NAMESPACE, "events")):
         about = event["involvedObject"]

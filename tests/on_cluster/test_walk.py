@@ -30,7 +30,7 @@ def folder(api: Connection, replicas: Replicas) -> Iterator[Path]:
     cluster, made = KubeCluster(api), HOST_FOLDER / "walk-state"
     shutil.rmtree(made, ignore_errors=True)
     made.mkdir(parents=True)
-    made.chmod(0o777)  # workers are nobody in particular
+    made.chmod(0o777)  # workers run as any user
     _clear(cluster)
     yield made
     _clear(cluster)

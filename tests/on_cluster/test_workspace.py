@@ -34,7 +34,7 @@ def state() -> Path:
     folder = HOST_FOLDER / NAME
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    folder.chmod(0o777)  # workers are nobody in particular
+    folder.chmod(0o777)  # workers run as any user
     return folder
 
 
@@ -65,8 +65,8 @@ def test_the_folder_and_a_secret_reach_every_worker(replicas: Replicas, state: P
         assert "2 of them sent" in first.err
         ended = elasticctl("wait", NAME, "--timeout", "8m")
         assert ended.code == 0, (ended, elasticctl("logs", NAME), elasticctl("describe", NAME))
-        told = {file.name: file.read_text() for file in state.glob("rank-*")}
-        assert told == {"rank-0": "1 True True", "rank-1": "1 True True"}
+        found = {file.name: file.read_text() for file in state.glob("rank-*")}
+        assert found == {"rank-0": "1 True True", "rank-1": "1 True True"}
         assert "planted" not in elasticctl("describe", NAME, "-o", "json").out
         (project / "lib/version.py").write_text("NUMBER = 2\n")
         (state / "rank-0").unlink()

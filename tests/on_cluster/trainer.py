@@ -58,7 +58,7 @@ class Trainer:
         template, `options` are the launcher's."""
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
-        self.folder.chmod(0o777)  # workers are nobody in particular
+        self.folder.chmod(0o777)  # workers run as any user
         launch = str(Path(sys.executable).parent / "elasticctl-launch")
         worker = {
             "name": WORKER_CONTAINER,
@@ -131,7 +131,7 @@ class Trainer:
         return [event["reason"] for event in events if event["involvedObject"]["uid"] == uid]
 
     def stored_step(self) -> int:
-        """The newest checkpoint's step as the storage itself has it, whatever the API says; 0: there is none."""
+        """The newest checkpoint's step as the storage itself has it, independently of the API; 0: there is none."""
         newest = next(read_commits(storage.open(f"file://{self.folder}")), None)
         return 0 if newest is None else newest.step
 
@@ -160,7 +160,7 @@ class Trainer:
         return False
 
     def belongings(self) -> dict[str, list[str]]:
-        """What there is of the job beside its pods, by kind."""
+        """What there is of the job except its pods, by kind."""
         params = {"labelSelector": f"{LABEL_GROUP}={GROUP},{LABEL_JOB}={self.name}"}
         return {
             plural: [

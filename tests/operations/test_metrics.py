@@ -13,7 +13,7 @@ from elasticctl.operations import metrics as reading
 from elasticctl.operations.metrics import StoredMetrics
 from elasticctl_store.stored_logs import Incarnation
 from tests.support.jobs import FOREVER, shell_job
-from tests.support.metrics import keeps_in, store_metrics
+from tests.support.stored import keeps_in, store_metrics
 
 
 def job_with(folder: Path) -> ElasticJob:

@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
+import elasticctl
 from elasticctl.api.errors import UsageError
+from elasticctl.api.spec import ElasticJob
 from elasticctl.cli.verbs.start_jobs.sweep import sweep_table
 from elasticctl.cluster.base import LogQuery
 from elasticctl.cluster.local.client import LocalCluster
@@ -217,23 +219,20 @@ def test_the_recipe_for_optuna(monkeypatch: pytest.MonkeyPatch, private_home: Pa
     recipe = page.partition("```python\n")[2].partition("```")[0]
     monkeypatch.chdir(tmp_path)
     Path("train.py").touch()
-    done = copy.deepcopy(job("lr-0", progress={"metrics": {"loss": 0.25}}))
+    done = ElasticJob.from_manifest(job("lr-0", progress={"metrics": {"loss": 0.25}})).status
     found: list[float] = []
 
-    def typed(words: list[str], **how: Any) -> SimpleNamespace:
-        assert words[0] == "elasticctl"
-        if words[1] == "status":
-            return SimpleNamespace(stdout=json.dumps(done))
-        made = run("submit", "--dry-run", *words[2:])
+    def submitted(script: str, args: list[object], *, name: str) -> SimpleNamespace:
+        made = run("submit", "--dry-run", script, "--name", name, "--", *map(str, args))
         assert made.code == 0, made.err
         assert "name: lr-0" in made.out
-        return SimpleNamespace(stdout="")
+        return SimpleNamespace(wait=lambda check: done)
 
-    trial = SimpleNamespace(number=0, study=SimpleNamespace(study_name="lr"), suggest_float=lambda *a, **k: 0.01)
-    study = SimpleNamespace(optimize=lambda objective, **how: found.append(objective(trial)), best_params={})
+    trial = SimpleNamespace(number=0, suggest_float=lambda *a, **k: 0.01)
+    study = SimpleNamespace(optimize=lambda objective, **how: found.append(objective(trial)))
     fake = ModuleType("optuna")
     vars(fake).update(create_study=lambda **how: study, Trial=SimpleNamespace)
     monkeypatch.setitem(sys.modules, "optuna", fake)
-    monkeypatch.setattr("subprocess.run", typed)
+    monkeypatch.setattr(elasticctl, "submit", submitted, raising=False)
     exec(compile(recipe, "jobs.md", "exec"), {})
     assert found == [0.25]

@@ -1,4 +1,4 @@
-"""JSON in the shape of a dataclass, with anything at all in its places: what an object may hold that nobody checked."""
+"""JSON in the shape of a dataclass, with arbitrary values in its fields: what an unchecked object may hold."""
 
 from __future__ import annotations
 

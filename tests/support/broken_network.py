@@ -32,7 +32,7 @@ class Link:
         self._add("timeout", timeout=0)
 
     def hold(self) -> None:
-        """Let nothing through until `mend`, and then everything, on the same connections."""
+        """Let nothing through until `repair`, and then everything, on the same connections."""
         self._add("latency", latency=1_000_000_000)
 
     def slow(self, latency_ms: int, jitter_ms: int = 0) -> None:
@@ -43,8 +43,8 @@ class Link:
         """Reset all connections, and each new one as soon as anything is sent on it."""
         self._add("reset_peer", timeout=0)
 
-    def mend(self) -> None:
-        """Undo whatever was broken."""
+    def repair(self) -> None:
+        """Undo all faults."""
         self._ask("POST", "", enabled=True)
         for toxic in self._ask("GET", "/toxics"):
             self._ask("DELETE", f"/toxics/{toxic['name']}")

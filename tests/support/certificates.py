@@ -1,4 +1,4 @@
-"""Certificates for tests, made anew each time, and a server that shows one."""
+"""Certificates for tests, issued for each test, and a server that shows one."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""One temporary folder for a whole run, and a process that ends whatever the run leaves.
+"""One temporary folder for a whole run, and a process that ends what the run leaves.
 
-Every process of a run finds the folder in $TMPDIR, so all that is started below a test can be told from what belongs to
-others, a second run included. When the run is over, was interrupted or is killed, its guardian ends what is left of
-these processes and removes the folder:
+Every process of a run finds the folder in $TMPDIR, so what is started below a test can be distinguished from other
+processes, those of a second run included. When the run is over, was interrupted or is killed, its guardian ends what is
+left of these processes and removes the folder:
 
 python -m tests.support.cleanup FOLDER PID      is that process, for the run PID; it waits until its standard input ends
 """

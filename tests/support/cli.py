@@ -32,7 +32,7 @@ Run = Callable[..., Done]
 
 @pytest.fixture
 def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Have times told in UTC."""
+    """Have times printed in UTC."""
     with monkeypatch.context() as patched:
         patched.setenv("TZ", "UTC")
         time.tzset()
@@ -106,7 +106,7 @@ def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
     yield begin
     for process in started:
-        with suppress(ProcessLookupError):  # nobody is left
+        with suppress(ProcessLookupError):  # all have ended
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
 

@@ -22,7 +22,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
 BEGIN, END = "<!-- generated: verbs -->\n", "<!-- end of generated -->"
 SAME_EVERYWHERE = re.compile(
     r"  (--context NAME|-n, --namespace NAME +The namespace; the context's|-h, --help|-y, --yes"
-    r"|-l, --label .*Select jobs)"
+    r"|-l, --label .*Select jobs|-o, --output|-w, --watch"
+    r"|--worker NAME .*The worker|--rank N .*The worker)"
 )
 """Options that the top of the page describes for all verbs."""
 LISTED = re.compile(r"^  ([a-z-]+)  ", re.MULTILINE)

@@ -32,7 +32,7 @@ class Cloud:
         return self.opened[patience]
 
     def name_endpoint(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Have the environment name its endpoint, as who reads what jobs keep there has to."""
+        """Have the environment name its endpoint, as users must do to read what jobs keep there."""
         variable = {"s3": "AWS_ENDPOINT_URL_S3", "gs": "STORAGE_EMULATOR_HOST"}[self.gate.scheme]
         monkeypatch.setenv(variable, f"http://127.0.0.1:{self.gate.port}")
 

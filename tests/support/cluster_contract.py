@@ -32,8 +32,8 @@ def scale(workers: int) -> dict[str, Any]:
 class ClusterContract:
     """Inherit, and define a fixture `cluster` that gives an empty cluster.
 
-    `AGE_RESOLUTION_S`: how far apart jobs are made whose order is told; `KEEPS_LOGS`: what a worker printed stays when
-    another has taken its place.
+    `AGE_RESOLUTION_S`: how far apart jobs are created whose order is checked; `KEEPS_LOGS`: what a worker printed
+    stays when another has taken its place.
     """
 
     AGE_RESOLUTION_S = 0.0
@@ -91,7 +91,7 @@ class ClusterContract:
             cluster.patch_job("default", "raced", {**scale(4), **condition})
         assert cluster.get_job("default", "raced")["spec"]["replicaSpecs"]["Worker"]["replicas"] == 2
 
-    def test_a_job_runs_to_its_end_and_its_logs_tell_of_it(self, cluster: Cluster) -> None:
+    def test_a_job_runs_to_its_end_and_its_output_is_in_the_logs(self, cluster: Cluster) -> None:
         cluster.create_job(shell_job("short", "echo one; echo two; printf three", workers=2))
         lines = list(cluster.logs("default", "short", LogQuery(follow=True)))
         assert phase(cluster, "short") == "Succeeded"
@@ -140,7 +140,7 @@ class ClusterContract:
         wait_until(lambda: len(cluster.list_pods("default", "elastic")) == 1)
         assert running(cluster, "elastic")[0]["metadata"]["uid"] == first
 
-    def test_a_worker_that_is_evicted_hears_of_it_and_is_replaced(self, cluster: Cluster) -> None:
+    def test_a_worker_that_is_evicted_gets_sigterm_and_is_replaced(self, cluster: Cluster) -> None:
         script = f"trap 'echo told; exit 143' TERM; echo here; {FOREVER.replace('sleep 1', 'sleep 0.1')}"
         cluster.create_job(shell_job("evicted", script, workers=2, backoffLimit=0))
         wait_until(lambda: len(list(cluster.logs("default", "evicted", LogQuery()))) == 2)

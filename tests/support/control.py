@@ -20,7 +20,7 @@ FIRST_VERSION = 100
 
 
 class ControlApi(FakeApi):
-    """`fail` plans refusals; `silent` holds all watches up; `cuts` is how many watches are broken off at once."""
+    """`fail` plans refusals; `silent` holds all watches up; `cuts` is how many watches are broken off immediately."""
 
     def __init__(self) -> None:
         self.silent, self.cuts, self.watches, self.page_objects, self.expired_below = False, 0, 0, 0, 0

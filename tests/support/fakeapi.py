@@ -81,10 +81,10 @@ class FakeApi:
         self._server.shutdown()
         self._server.server_close()
 
-    # What a test does behind the client's back.
+    # What a test does without the client.
 
     def put(self, path: str, item: Object) -> Object:
-        """Store an object as it is, with a new version, and tell the watches."""
+        """Store an object as it is, with a new version, and notify the watches."""
         with self.changed:
             kind = "MODIFIED" if path in self.objects else "ADDED"
             item.setdefault("metadata", {})["resourceVersion"] = str(next(self._versions))
@@ -246,7 +246,7 @@ class _Server(ThreadingHTTPServer):
             self.socket = tls.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        # A handshake that fails is the client's to tell, and a client may go away in the middle.
+        # The client reports a handshake that fails, and a client may go away in the middle.
         if not isinstance(sys.exc_info()[1], ssl.SSLError | ConnectionError):
             super().handle_error(request, client_address)
 

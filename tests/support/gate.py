@@ -2,7 +2,7 @@
 
 The servers of the tests are lenient where the real services are strict, so the gate refuses for them, as the services
 do: a create of what is there already (the GCS emulator ignores preconditions), a body that does not match its checksum
-(moto looks at none), a range behind an object's end (the emulator sends none of it as if it were one). And it cuts GCS
+(moto looks at none), a range past an object's end (the emulator sends none of it as if it were one). And it cuts GCS
 listings into pages (the emulator gives everything).
 """
 
@@ -62,7 +62,7 @@ class Fault:
 def first(
     fault: Fault, times: int = 1, method: str = "", part: str = "", skip: int = 0
 ) -> Callable[[Seen], Fault | None]:
-    """A plan: of the requests of that method with `part` in their target, behind `skip` others `times` go wrong."""
+    """A plan: of the requests of that method with `part` in their target, after `skip` others `times` go wrong."""
     turns = iter(range(skip + times))
 
     def plan(seen: Seen) -> Fault | None:
@@ -103,7 +103,7 @@ class Gate:
         threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
 
     def url(self, prefix: str, bucket: str = "bucket") -> str:
-        """The URL of a storage behind this gate."""
+        """The URL of a storage whose requests pass this gate."""
         region = "&region=us-east-1" if self.scheme == "s3" else ""
         return f"{self.scheme}://{bucket}/{prefix}?endpoint=http://127.0.0.1:{self.port}{region}"
 
@@ -113,7 +113,7 @@ class Gate:
         self._server.shutdown()
         self._server.server_close()
 
-    def note(self, method: str, target: str, headers: dict[str, str], body: bytes) -> tuple[Seen, Fault]:
+    def record(self, method: str, target: str, headers: dict[str, str], body: bytes) -> tuple[Seen, Fault]:
         """Count a request and say what is to go wrong with it."""
         with self._lock:
             seen = Seen(len(self.seen) + 1, method, target, headers, body)
@@ -199,7 +199,7 @@ class _Handler(BaseHTTPRequestHandler):
         gate = self.gate
         body = self.rfile.read(int(self.headers.get("content-length") or 0))
         headers = {name.lower(): value for name, value in self.headers.items()}
-        seen, fault = gate.note(self.command, self.path, headers, body)
+        seen, fault = gate.record(self.command, self.path, headers, body)
         if fault.call is not None:
             fault.call()
         if fault.lose == "before":

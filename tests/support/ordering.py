@@ -3,7 +3,7 @@
 Long tests mostly wait for processes that they have started, so there are more workers than processors. The
 last test to begin must not be a long one: those that are given more time than others come first, dealt out among the
 workers, then what starts processes, then the rest. pytest-xdist hands each worker its share of the list in order, and
-whoever is done takes over from the end of another's.
+a worker that is done takes over tests from the end of another's list.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Ports for processes that tests start and tell where to listen."""
+"""Ports for processes that tests start."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import random
 import socket
 
 _BEGIN, _END = 20_000, 29_999
-"""Below the range from which the kernel gives ports to whoever asks for any, connections among them."""
+"""Below the range from which the kernel assigns ports, to connections among others."""
 
 
 def _first_port() -> int:
@@ -23,7 +23,7 @@ _numbers = itertools.count(_first_port())
 
 
 def free_port(address: str = "127.0.0.1") -> int:
-    """A port that nobody listens on, and that this process has not been given before."""
+    """A port on which no process listens, and that this process has not been given before."""
     for number in itertools.islice(_numbers, _END - _BEGIN):
         port = _BEGIN + number % (_END - _BEGIN)
         try:

@@ -26,7 +26,7 @@ def processes_of(home: Path) -> list[psutil.Process]:
 
 
 def has_ended(process: int | psutil.Process) -> bool:
-    """Has this process ended, whether or not its parent has noticed? It may be given by its pid."""
+    """Whether this process, or that with this pid, has ended, even if its parent has not noticed."""
     try:
         process = psutil.Process(process) if isinstance(process, int) else process
         return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE

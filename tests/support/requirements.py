@@ -84,7 +84,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
 
 @functools.cache
 def is_here(name: str) -> bool:
-    """Is this program on the PATH, or this right ours? Raises KeyError for a name that is not in the tables."""
+    """Whether this program is on the PATH, or we have this right. Raises KeyError for a name that is in no table."""
     return shutil.which(name) is not None if name in PROGRAMS else RIGHTS[name][0]()
 
 

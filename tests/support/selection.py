@@ -6,5 +6,5 @@ import pytest
 
 
 def only_quick(config: pytest.Config) -> bool:
-    """Are only quick tests wanted, as by `make quick`?"""
+    """Whether only quick tests are selected, as by `make quick`."""
     return "not slow" in config.option.markexpr

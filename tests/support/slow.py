@@ -1,6 +1,6 @@
 """The marker `slow`, which `make quick` leaves out: tests that start processes, serve, connect or import torch.
 
-A test is marked by the fixtures that it takes and by what its module imports, so nobody has to remember; what only
+A test is marked by the fixtures that it takes and by what its module imports, so it cannot be forgotten; what only
 takes long is marked by hand. A test without the marker that starts a process or opens a connection all the same fails.
 """
 
@@ -31,7 +31,7 @@ FIXTURES = {
     "launch",
     "crd",
 }
-"""They start processes or servers, and so does whatever builds on them."""
+"""They start processes or servers, and so do fixtures that build on them."""
 MODULES = ("subprocess", "multiprocessing", "pexpect", "socket", "aiohttp", "http.client", "torch", "benchmarks")
 HELPERS = (
     "fakeapi", "servers", "webhooks", "ports", "train", "metadata_server", "cluster_contract", "control", "kube",

@@ -28,7 +28,7 @@ class StorageContract:
         storage.put("k", [b"second"])
         assert storage.get("k") == b"second"
 
-    def test_nobody_sees_half_an_object(self, storage: Storage) -> None:
+    def test_half_an_object_is_never_visible(self, storage: Storage) -> None:
         bodies = [bytes([letter]) * (1 << 18) for letter in b"ab"]
         storage.put("k", [bodies[0]])
         done = threading.Event()
@@ -107,7 +107,7 @@ class StorageContract:
         assert storage.list("many/", after=keys[9]) == keys[10:]
         assert list(all_keys(storage, "many/")) == keys
 
-    def test_delete_removes_and_forgives(self, storage: Storage) -> None:
+    def test_delete_ignores_missing_keys(self, storage: Storage) -> None:
         storage.put("d/1", [b""])
         storage.put("d/2", [b""])
         storage.delete(["d/1", "d/never"])

@@ -1,4 +1,4 @@
-"""A terminal to look at: what a person would see of a command line, at any size, while it runs."""
+"""A terminal whose screen can be read: what a person would see of a command line, at any size, while it runs."""
 
 from __future__ import annotations
 
@@ -108,8 +108,8 @@ class Terminal:
         """How many lines have left it at the top."""
         return self._screen.scrolled
 
-    def forget_scrolled(self) -> None:
-        """Count anew: what was on its way to the screen while its size changed did not fit."""
+    def reset_scrolled(self) -> None:
+        """Count from zero: what was on its way to the screen while its size changed did not fit."""
         self._screen.scrolled = 0
 
     def type(self, text: str) -> None:

@@ -45,7 +45,7 @@ def come_back(pids: Iterable[int]) -> None:
 
 
 def drop_all(sock: socket.socket) -> None:
-    """Have the kernel drop whatever arrives for a socket, before it is acknowledged."""
+    """Have the kernel drop everything that arrives for a socket, before it is acknowledged."""
     program = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))  # BPF: return 0 bytes
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 0)  # what the kernel would send by itself
     sock.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, struct.pack("HP", 1, ctypes.addressof(program)))

@@ -188,7 +188,7 @@ class Walk:
         assert "worker-0 | " in self.run("logs", "walk", "--worker", "0", "--tail", "5").out
         stamped = self.run("logs", "walk", "--since", "1h", "--timestamps", "--tail", "1").out.splitlines()
         assert all(re.match(r"worker-\d \| \d{4}-\d\d-\d\dT", line) for line in stamped)
-        # Nobody has come before these workers: one kind of cluster has no lines of them, the other says so.
+        # These workers have no predecessors: one kind of cluster prints nothing, the other says so.
         assert self.run("logs", "walk", "--previous", code=None).code in (0, 3)
         assert "worker-" in self.run("logs", "walk", "--rank", "0").out
         assert self.run("logs", "walk", "--grep", "no such line is ever said").out == ""
@@ -227,7 +227,7 @@ class Walk:
         self.run("wait", "walk", "--timeout", "0s", code=124)
 
     def _again(self, generation: int) -> bool:
-        """Does a later group of two train?"""
+        """Whether a later group of two trains."""
         job = self.job("walk")
         newest = job.status.generations[-1]
         return newest.generation > generation and newest.first_step_at is not None and job.status.active == 2

@@ -1,4 +1,4 @@
-"""A run in several processes: what failed is said at once, and a process that has come to a halt is found and ended.
+"""A run in several processes: failures are printed immediately, and a process that hangs is detected and ended.
 
 A test's time limit is a signal. It does nothing for a process that hangs in C, is stopped, or waits between two tests;
 and one that has died is not missed while a child that it forked holds the pipe by which pytest-xdist would notice.
@@ -93,7 +93,7 @@ class Watch:
 
 
 class Watched:
-    """In a process that runs tests: what it forks lets go of the pipe, so that its end is noticed at once."""
+    """In a process that runs tests: what it forks lets go of the pipe, so that its end is noticed immediately."""
 
     def pytest_sessionstart(self, session: pytest.Session) -> None:
         """The connection is there now."""

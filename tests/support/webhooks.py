@@ -1,4 +1,4 @@
-"""A webhook's other end: a real HTTP server on loopback that keeps what it is sent, and answers as told."""
+"""A webhook's other end: a real HTTP server on loopback that keeps what it is sent, and answers as a test says."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def serving(hook: Hook) -> Iterator[Hook]:
             self.send_response(status)
             for name, value in {"Content-Length": "2", **headers}.items():
                 self.send_header(name, value)
-            with suppress(OSError):  # nobody waits for it any more
+            with suppress(OSError):  # the client waits for it no longer
                 self.end_headers()
                 self.wfile.write(b"ok")
 

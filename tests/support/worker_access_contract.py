@@ -67,12 +67,12 @@ class WorkerAccessContract:
         code, out, _ = running.run("printf", "%s|", *words)
         assert (code, out.decode()) == (0, "".join(f"{word}|" for word in words))
 
-    def test_what_is_given_to_read_arrives_whole_and_ends(self, running: RunningWorker) -> None:
+    def test_input_arrives_whole_and_ends(self, running: RunningWorker) -> None:
         data = random.Random(1).randbytes(300_000)
         assert running.run("cat", given=data) == (0, data, b"")
         assert running.run("cat") == (0, b"", b"")
 
-    def test_input_that_nobody_reads_holds_nothing_up(self, running: RunningWorker) -> None:
+    def test_unread_input_blocks_nothing(self, running: RunningWorker) -> None:
         reading, writing = os.pipe()
         try:
             with tempfile.TemporaryFile() as out:

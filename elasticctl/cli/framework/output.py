@@ -48,7 +48,7 @@ class Table:
 
 
 DATA_VERSION = "cli.elasticctl/v1"
-"""Of what verbs print as data (docs/python-api.md); a field that goes or changes its meaning makes a new one."""
+"""Of what verbs print as data (docs/cli.md); a field that goes or changes its meaning makes a new one."""
 _GAP = 2
 _LEAST_LAST = 24
 """A last column that is longer than this may be cut before other columns go."""

@@ -70,7 +70,7 @@ def test_an_api_server_that_cannot_be_reached_costs_no_worker(
         )  # before it can list anything
         time.sleep(outage_s)
         made = step()
-        link.mend()
+        link.repair()
 
         wait_until(lambda: step() > made + 20, PATIENCE_S)
         assert [each.process.poll() for each in (first, second)] == [None, None], first.log.read_text()

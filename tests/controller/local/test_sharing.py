@@ -14,7 +14,7 @@ from elasticctl.cluster.local.capacity import LocalSharing, check_sharing
 from elasticctl.cluster.local.client import LocalCluster
 from tests.support.jobs import FOREVER, shell_job
 from tests.support.processes import kill_supervisor
-from tests.support.sharing_story import PATIENCE_S, give_way_and_grow_back, status, training, trains
+from tests.support.sharing_scenario import PATIENCE_S, give_way_and_grow_back, status, training, trains
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("forked_supervisor")

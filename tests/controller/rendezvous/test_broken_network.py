@@ -103,7 +103,7 @@ def test_training_continues_without_the_service_on_the_same_ranks(lab: Lab, netw
         while time.monotonic() < ends:
             training.until_step()
         for link in training.links.values():
-            link.mend()
+            link.repair()
     training.until_step()
     assert {name: training.ranks(name) for name in training.links} == before
     training.finish("a-0", "a-1")
@@ -120,7 +120,7 @@ def test_a_training_that_ends_without_the_service_succeeds_when_it_is_back(lab: 
     time.sleep(OUTAGE_S)
     assert all(lab.workers[name].poll() is None for name in training.links)
     for link in training.links.values():
-        link.mend()
+        link.repair()
     training.finish("a-0", "a-1")
     assert [len(training.ranks(name)) for name in training.links] == [1, 1]
 
@@ -133,10 +133,10 @@ def test_a_rank_that_is_killed_without_the_service_is_the_one_that_is_blamed(lab
     pid = training.ranks("a-1")[-1][1]
     os.kill(pid, signal.SIGKILL)
     time.sleep(OUTAGE_S)
-    training.links["a-0"].mend()
+    training.links["a-0"].repair()
     time.sleep(2.0)
     for link in training.links.values():
-        link.mend()
+        link.repair()
     lab.until(lambda: all(len(training.ranks(name)) == 2 for name in training.links))
     training.until_size(2, "a-0", "a-1")
     assert (training.failures, training.silent) == (1, frozenset())
@@ -161,7 +161,7 @@ def test_a_worker_that_is_unreachable_for_long_comes_back_as_a_newcomer(lab: Lab
     training.links["a-1"].hold()
     lab.kill("a-2")
     training.until_size(1, "a-0")
-    training.links["a-1"].mend()
+    training.links["a-1"].repair()
     training.until_size(2, "a-0", "a-1")
     assert (training.failures, training.silent) == (0, frozenset())
     training.finish("a-0", "a-1")

@@ -34,7 +34,7 @@ class Event:
 class Cost:
     """The cost of an event, over all groups that formed after it and before the next one.
 
-    `first_step_s`: from the event to the first step of a new group; None: none formed. `standstill_s`: how long nobody
+    `first_step_s`: from the event to the first step of a new group; None: none formed. `standstill_s`: how long no rank
     trained, in total. `redone`: steps that the whole group had made and that were repeated; `interrupted`: those that
     only some of its ranks have recorded, which do not count. `smallest`: the size of the smallest of the groups.
     """

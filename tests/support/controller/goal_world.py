@@ -25,15 +25,15 @@ PRICES = Prices(on_demand=1.0, spot=0.3, source="a test")
 GRACE = {"spec": {"terminationGracePeriodSeconds": 10, "containers": [{"name": "elasticjob-worker"}]}}
 
 
-def a_goal_job(goal: Goal, *, most: int = 4, least: int = 1) -> ElasticJob:
-    """A job of `least` to `most` workers with this goal, at known prices."""
+def a_goal_job(goal: Goal, *, most: int = 4) -> ElasticJob:
+    """A job of 1 to `most` workers with this goal, at known prices."""
     return ElasticJob(
         name="digits",
         uid=JOB_UID,
         generation=1,
         created_at=Timestamp(NOW),
         desired=most,
-        min=least,
+        min=1,
         max=most,
         bounded=True,
         sharing=Sharing(automatic=True),
@@ -123,18 +123,18 @@ class GoalWorld:
         return min((at for at in times if at > self.now + 1e-6), default=tick)
 
     def _lose(self) -> None:
-        """Machines that were told to go have gone; of spot machines the newest go first."""
+        """Machines that had to go have gone; of spot machines the newest go first."""
         lost = [uid for uid, one in self.machines.items() if one.gone_at <= self.now + 1e-6]
         for pool in self.spot:
             left = [uid for uid, one in self.machines.items() if self._has(one) and one.pod.pool == pool]
             left = sorted(set(left) - set(lost), key=lambda uid: -self.machines[uid].boots_at)
             lost += left[: max(0, len(left) - self._there(pool))]
-        told = {uid for uid in lost if self.machines[uid].gone_at < math.inf}
+        released = {uid for uid in lost if self.machines[uid].gone_at < math.inf}
         train = {uid for uid in self.members if uid in self.machines}
         for uid in lost:
             del self.machines[uid]
-        if train and train <= set(lost):  # nobody is left who has the state: that of the last commit counts
-            if told & train == train:
+        if train and train <= set(lost):  # no worker with the state is left: that of the last commit counts
+            if released & train == train:
                 self.committed = self.done
             self.done = self.committed
 
@@ -157,7 +157,7 @@ class GoalWorld:
                 one.pod = replace(one.pod, phase=PodPhase.RUNNING, started_at=Timestamp(self.now))
 
     def _reform(self) -> None:
-        """The group is all that run and have not been told to go; it stands still when that changes."""
+        """The group is all that run and do not have to go; it stands still when that changes."""
         here = [uid for uid, one in self.machines.items() if one.joins_at <= self.now + 1e-6 and not one.pod.deleting]
         ready = tuple(sorted(here))
         if ready == self.members:

@@ -69,7 +69,7 @@ class Replica:
             self.end(signal.SIGKILL)
 
     def get(self, port: int, path: str) -> tuple[int, str]:
-        """The status and the text of a page; (0, "") when nobody answers."""
+        """The status and the text of a page; (0, "") when there is no answer."""
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as answer:
                 return answer.status, answer.read().decode()

@@ -37,7 +37,7 @@ def status(control: ControlApi, namespace: str, name: str) -> JobStatus:
 
 
 def run_pods(control: ControlApi, namespace: str, node: str) -> None:
-    """Do what a scheduler and a kubelet do; pods that were told to go do."""
+    """Do what a scheduler and a kubelet do; pods that are to be deleted go."""
     for name in control.names(pods(namespace)):
         path = f"{pods(namespace)}/{name}"
         stored = control.objects[path]

@@ -20,12 +20,12 @@ from elasticctl_controller.core.sharing.grant_workers import decide
 
 RULES = SharingRules(patience_s=600.0, settle_s=60.0)
 NOTICE_S = 10.0
-"""How long a worker that was told to go still holds its slots."""
+"""How long a worker that has to go still holds its slots."""
 
 
 @dataclass(slots=True)
 class Place:
-    """Nodes, projects and jobs of one pool. `going`: (until when, slots, node) of workers that have been told to go."""
+    """Nodes, projects and jobs of one pool. `going`: (until when, slots, node) of workers that have to go."""
 
     nodes: dict[str, int] = field(default_factory=dict)
     projects: dict[str, Project] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class Place:
         return decide([self.pool], self.projects.values(), self.jobs.values(), self.now, RULES)
 
     def decide(self) -> SharingDecision:
-        """A pass: what is decided holds what it has to, is the same in any order, and is granted."""
+        """Decide once: the decision must hold, must not depend on the order, and is granted."""
         decision = self.ask()
         check(self, decision)
         again = decide([self.pool], reverse(self.projects.values()), reverse(self.jobs.values()), self.now, RULES)
@@ -176,7 +176,7 @@ def _check_single(place: Place, decision: SharingDecision) -> None:
 
 
 def _check_waits(place: Place, given: dict[str, int], projects: dict, job: Claim, free: int) -> None:
-    """Whoever waits could not start even with all that others have to give up for it."""
+    """Check that a waiting job could not start even with all that others must give up for it."""
     surplus: dict[str, int] = {}
     for key, other in place.jobs.items():
         surplus[other.project] = surplus.get(other.project, 0) + max(0, given[key] - other.least)

@@ -90,7 +90,7 @@ class Page:
         return int(min(most, least + more))
 
     def is_impatient(self, job: Claim) -> bool:
-        """Does it wait, and has it waited for less than its patience? It comes after its equals that run."""
+        """Whether it waits, for less than its patience so far: it comes after its equals that run."""
         return not job.granted and self.now < job.changed_at + PATIENCE_S
 
     def keeps(self, job: Claim) -> bool:
@@ -107,7 +107,7 @@ class Page:
         return used / max(1, guarantee) if within else max(0, used - guarantee) / weight
 
     def room(self, job: Claim, slots: int) -> bool:
-        """Is there so much that is not reserved for others, within the limit?"""
+        """Return whether so much is not reserved for others, and within the limit."""
         free = self.slots - sum(self.used.values())
         if not self.is_within(job, slots):
             kept = {name: max(0, reserved - self.used[name]) for name, reserved in self.reserved.items()}
@@ -158,7 +158,7 @@ class Page:
         )
 
     def holds(self, job: Claim) -> bool:
-        """Has it the next worker already? Among equals it keeps it."""
+        """Whether it has the next worker already, which it keeps among equals."""
         return self.given[job.key] < job.granted
 
 

@@ -1,7 +1,7 @@
 """A cluster in memory with everything that goes wrong between a controller and an API server.
 
 The truth is kept as a log of snapshots, and the controller reads through caches that stand anywhere in it and only move
-forward, each on its own. `facts` is what really happened to each pod, against which the controller's story is checked.
+forward, each on its own. `facts` is what really happened to each pod, against which the controller's status is checked.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class World:
         return {pod.uid: LeaveNotice("it goes") for pod in self.pods.cached.values() if pod.node in self.noticed}
 
     def crash(self) -> None:
-        """The controller starts anew: nothing is left of what it knew, and it lists everything afresh."""
+        """Restart the controller, which knows nothing and lists everything again."""
         self.silent = frozenset()
         for log in (self.jobs, self.pods, self.nodes):
             log.catch_up()
@@ -159,7 +159,7 @@ class World:
         pod = self.pods.latest.get(action.name)
         if pod is None or pod.uid != action.uid:
             return
-        assert pod.owner_uid == self.initial.uid, "a stranger's pod was deleted"
+        assert pod.owner_uid == self.initial.uid, "a pod of another owner was deleted"
         worker = next((w for w in self.jobs.latest.status.workers if w.uid == pod.uid), WorkerStatus())
         assert worker.removal or worker.cause, f"{pod.name} was deleted, and no stored status says why"
         if action.force or pod.ended:
@@ -168,7 +168,7 @@ class World:
             self.put(replace(pod, deleting=True))
 
     def _check_write(self, old: JobStatus, new: JobStatus) -> None:
-        """Nothing is counted twice or forgotten, and every cause told is what happened."""
+        """Check that nothing is counted twice or not at all, and that every reported cause is what happened."""
         if old.phase.terminal:
             assert new.phase is old.phase, "a job that was over went on"
             assert (sum(new.restarts.values()), new.failures) == (sum(old.restarts.values()), old.failures)
@@ -191,9 +191,9 @@ class World:
             assert worker.cause is not None
             assert self.facts[worker.uid] & FACT_OF_CAUSE[worker.cause], (worker, self.facts[worker.uid])
         for worker in old.workers:
-            told = present[worker.uid].cause if worker.uid in present else worker.cause
-            if worker.cause and told is not worker.cause:
-                assert (worker.cause, told) == (Cause.UNRESPONSIVE, Cause.NODE_LOST)
+            cause = present[worker.uid].cause if worker.uid in present else worker.cause
+            if worker.cause and cause is not worker.cause:
+                assert (worker.cause, cause) == (Cause.UNRESPONSIVE, Cause.NODE_LOST)
                 assert "node lost" in self.facts[worker.uid]
         assert len(new.interruptions) <= 50
         assert len(new.scalings) <= 20
@@ -284,4 +284,4 @@ def check_decision(job: ElasticJob, observed: Observed, decision: Decision) -> N
     status = decision.status
     going = status.phase.terminal or job.suspend or status.reason == "Finishing" or job.deleting
     if not going and status.active < apply_share(job, observed.share).desired:
-        assert creates or decision.requeue_s is not None, "workers are missing and nobody will look again"
+        assert creates or decision.requeue_s is not None, "workers are missing and no pass is requested"

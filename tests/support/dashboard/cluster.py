@@ -1,4 +1,4 @@
-"""A cluster of a few dictionaries, for what has to be looked at without one: refusals, races, a thousand jobs."""
+"""A cluster of a few dictionaries, for what is tested without a real one: refusals, races, a thousand jobs."""
 
 from __future__ import annotations
 
@@ -108,8 +108,8 @@ def pod(name: str, phase: str = "Running") -> Manifest:
 
 def sharing(name: str, project: str, workers: int, message: str, **share: Any) -> Manifest:
     """A job of a namespace that has so many of eight T4 with what `message` says of it; with none it waits."""
-    told = {"workers": workers, "pool": "t4", "poolSlots": 8 if workers else 0, "message": message, **share}
-    found = job(name, phase="Running" if workers else "Pending", active=workers, share=told)
+    status = {"workers": workers, "pool": "t4", "poolSlots": 8 if workers else 0, "message": message, **share}
+    found = job(name, phase="Running" if workers else "Pending", active=workers, share=status)
     found["metadata"]["namespace"] = project
     return found
 

@@ -47,7 +47,7 @@ def until(cluster: LocalCluster, name: str, step: int) -> None:
     wait_until(there, 120, every_s=0.2)
 
 
-def tell(cluster: LocalCluster) -> None:
+def run_jobs(cluster: LocalCluster) -> None:
     """Jobs that have succeeded, failed, wait, and one that much happens to."""
     submit("digits-quick", "--epochs", "2")
     until(cluster, "digits-quick", 10**9)
@@ -124,7 +124,7 @@ def main() -> None:
         os.environ["ELASTICCTL_HOME"] = home
         mine = Dashboard("--no-open")
         try:
-            tell(LocalCluster())
+            run_jobs(LocalCluster())
             with Visitor(playwright.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))) as visitor:
                 machines(visitor)
                 login(visitor)

@@ -1,15 +1,16 @@
-"""A dashboard's server in a thread, beside the browser that looks at it."""
+"""A dashboard's server in a thread of the test's process, and the stream of events that a page follows."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
-from aiohttp import web
+from aiohttp import ClientResponse, web
 
 from elasticctl.dashboard.server import HOST
 
@@ -54,3 +55,27 @@ def running(page: App) -> Iterator[Host]:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
+
+
+Following = Callable[[str], Awaitable[dict[str, Any]]]
+
+
+@asynccontextmanager
+async def news_of(answer: ClientResponse) -> AsyncIterator[Following]:
+    """What is yielded waits for the next event of a name, and returns its data with its id; EOFError: none comes."""
+
+    async def following(name: str) -> dict[str, Any]:
+        fields: dict[str, str] = {}
+        while line := (await answer.content.readline()).decode():
+            if line != "\n":
+                key, _, fields[key] = line.rstrip("\n").partition(": ")
+            elif fields.get("event") == name:
+                return {"id": fields.get("id", ""), **json.loads(fields["data"])}
+            else:
+                fields = {}
+        raise EOFError
+
+    try:
+        yield following
+    finally:
+        answer.close()

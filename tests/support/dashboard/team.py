@@ -1,4 +1,4 @@
-"""A cluster that knows people by their tokens, and the dashboard of many beside it, as a pod would run it."""
+"""A cluster that knows people by their tokens, and a dashboard for a team, as a pod would run it."""
 
 from __future__ import annotations
 

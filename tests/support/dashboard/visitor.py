@@ -1,4 +1,4 @@
-"""Somebody who looks at pages, and a dashboard for them."""
+"""A browser that opens pages of a dashboard: a visitor, assertions that wait, and what pages must not show."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from elasticctl.dashboard import feed
 from elasticctl.dashboard.server import Dashboard
 from elasticctl.dashboard.user_api import Scope
 from elasticctl.settings.contexts import Context
-from tests.support.dashboard.looks import PATIENCE_MS
 from tests.support.dashboard.serving import Host, running
 
 if TYPE_CHECKING:
@@ -70,7 +69,7 @@ def hosted(cluster: Any, namespace: str | None = "default", access: Callable[[],
     """A dashboard of `cluster`, which is looked at every tenth of a second, by a link that lets in."""
     place = Scope(cast(Cluster, cluster), Context("local", "local"), namespace, access)
     dashboard = Dashboard(place, poll_s=0.1)
-    # A machine that is busy is no slow cluster, which would be looked at once a minute.
+    # A machine that is busy is no slow cluster, which would be polled only once a minute.
     with mock.patch.object(feed, "SHARE", 1.0), running(dashboard) as host:
         yield Host(host.link + dashboard.gate.issue(), host.cut)
 
@@ -87,3 +86,34 @@ FLAGS = (
     "--disable-component-update",
     "--disable-sync",
 )
+
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Locator, Page
+
+PATIENCE_MS = 240_000
+"""How long anything on a page may take on a busy machine."""
+MARKUP = "<img src=x onerror=\"document.title='hit'\"><b>bold</b>"
+"""What a job might say of itself, to be shown as it stands."""
+
+
+def see(found: Locator | Page) -> Any:
+    """Playwright's assertions, which wait."""
+    from playwright.sync_api import expect
+
+    expect.set_options(timeout=PATIENCE_MS)
+    return expect(found)  # type: ignore[arg-type]
+
+
+RULES = "['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa', 'best-practice']"
+FOUND = f"""async () => (await axe.run({{ runOnly: {RULES} }})).violations
+  .flatMap(({{ id, nodes }}) => nodes.map((node) => `${{id}}: ${{node.target}} ${{node.failureSummary}}`))"""
+"""What axe-core finds on a page, once its script has been run there."""
+
+PIXELS = """(shown, width) => {
+  const copy = Object.assign(document.createElement("canvas"), { width: shown.width, height: shown.height });
+  const context = copy.getContext("2d", { willReadFrequently: true });
+  context.drawImage(shown, 0, 0);
+  return context.getImageData(0, 0, width, copy.height).data;
+}"""
+"""The left part of a canvas that is shown, read from a copy: of one that is drawn in, Chromium warns."""

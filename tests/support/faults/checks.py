@@ -2,7 +2,7 @@
 
 The journal orders everything: a generation that takes over fences all before it and starts at the newest commit that is
 before it in the journal, or at a copy in workers' memory that is newer. So the *committed line* of history consists,
-for each generation that committed, of its steps from its start to its last commit. Whatever was trained beyond that,
+for each generation that committed, of its steps from its start to its last commit. What was trained beyond that,
 and is in no such copy, was undone, and repeated by a later generation.
 """
 

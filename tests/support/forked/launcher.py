@@ -54,7 +54,7 @@ class ForkedLauncher:
 
 
 def _launch(argv: list[str], environ: dict[str, str], folder: Path, log: Path, forks: bool) -> None:
-    """Run the launcher in this process, which nobody else has used."""
+    """Run the launcher in this process, which has run nothing else."""
     take_output(log)
     os.chdir(folder)
     if forks:

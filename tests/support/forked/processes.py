@@ -1,6 +1,6 @@
-"""Become another Python program by a fork, where the product would start Python anew, which takes seconds with torch.
+"""Become another Python program by a fork, where the product would start Python, which takes seconds with torch.
 
-`ForkingPopen` does so for the programs below; whatever else is started is started as ever. What a program would find
+`ForkingPopen` does so for the programs below; everything else is started as usual. What a program would find
 after `exec` it finds here, too: its arguments, environment, streams and signals, in /proc as well, and no other file.
 """
 
@@ -146,7 +146,7 @@ def become(program: Program, pass_fds: Iterable[int] = ()) -> NoReturn:
         for kept in (*sorted(pass_fds), os.sysconf("SC_OPEN_MAX")):
             os.closerange(first, kept)
             first = kept + 1
-        _forget()
+        _reset_process()
         os.environ.clear()
         os.environ.update(program.environ)
         show(program.argv, program.environ)
@@ -170,7 +170,7 @@ def become(program: Program, pass_fds: Iterable[int] = ()) -> NoReturn:
         os._exit(code or 0)
 
 
-def _forget() -> None:
+def _reset_process() -> None:
     """Let go of what this process was as another program."""
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGTERM, signal.SIGCHLD, signal.SIGHUP, signal.SIGQUIT):
@@ -205,7 +205,7 @@ def show(argv: Sequence[str], environ: Mapping[str, str]) -> None:
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     arguments, arguments_end, variables, variables_end = (int(field) for field in fields[45:49])
     title = " ".join(argv).encode("utf-8", "surrogateescape")
-    # The last byte is what tells Linux that it has been written over.
+    # By the last byte, Linux sees that it has been written over.
     room = arguments_end - arguments - 1
     _overwrite(arguments, title[: min(room - 1, TITLE_BYTES)].ljust(room, b"\0") + b"\1")
     block = b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in environ.items())

@@ -49,7 +49,7 @@ class Supervisors:
 
 
 def _start_server() -> subprocess.Popen[str]:
-    """It belongs to no test's local cluster, and has room for the environment of whatever its forks become."""
+    """It belongs to no test's local cluster, and has room for the environment of the programs that its forks become."""
     environ = {name: value for name, value in os.environ.items() if name != variables.HOME}
     argv = [sys.executable, "-m", __name__]
     return subprocess.Popen(

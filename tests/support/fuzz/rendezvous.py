@@ -56,7 +56,7 @@ REQUESTS = st.one_of(
 
 
 class _InlineBodies(Bodies):
-    """What has arrived is parsed at once, and in this thread."""
+    """Parses bodies immediately, in this thread."""
 
     async def read(self, request: Any, caller: Caller, cls: type[T]) -> T:
         """The body as the service parses it."""

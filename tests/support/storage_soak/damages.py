@@ -1,6 +1,6 @@
 """What can be done to a folder of checkpoints from outside: to bytes, names, files, folders and the order of things.
 
-What is done to single objects, on any storage, with checksums made right again behind it, is in `train.damage`.
+What is done to single objects, on any storage, with checksums made right again afterwards, is in `train.damage`.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def damage_storage(storage: Storage, dice: random.Random) -> None:
 
 
 def damaged(before: Objects, dice: random.Random) -> Objects:
-    """What `train.damage` makes of objects, but for two things: intact entries of another version, which are rightly
-    refused, and states that nobody saved, under checksums that are all right again, which nobody can notice."""
+    """Damage objects with `train.damage`, except for two things: intact entries of another version, which are rightly
+    refused, and states that no run saved, under checksums that are all right again, which cannot be noticed."""
     while True:
         after = damage_objects(before, dice)
         after = {
@@ -49,7 +49,7 @@ def damaged(before: Objects, dice: random.Random) -> Objects:
 
 
 def holds_forged(objects: Objects) -> bool:
-    """Does a checkpoint read as intact, and is not what any run saved?"""
+    """Whether a checkpoint reads as intact, but no run has saved it."""
     storage = MemoryStorage(objects)
     for commit in read_commits(storage):
         for rank in range(len(commit.shares)):
@@ -58,8 +58,8 @@ def holds_forged(objects: Objects) -> bool:
                 verify.verify(storage, commit, lambda count: None)
             except StorageError:
                 continue
-            save, told = entries.save_of(commit.folder), state.get("told")
-            if not (told and is_right(state, local, rank) and save and save.step == commit.step == told["step"]):
+            save, made = entries.save_of(commit.folder), state.get("made")
+            if not (made and is_right(state, local, rank) and save and save.step == commit.step == made["step"]):
                 return True
     return False
 
@@ -75,17 +75,17 @@ def is_of_another_version(key: str, data: bytes) -> bool:
 
 
 def storable(key: str) -> bool:
-    """Is it a name that each service takes?"""
+    """Whether each service accepts the name."""
     return key.isprintable() and not key.endswith("/") and len(key) < 200
 
 
 def files(root: Path) -> list[str]:
-    """But for those that are far larger than any."""
+    """Return all files, except those that are far larger than the others."""
     return sorted(str(path.relative_to(root)) for path in root.rglob("*") if is_small(path) and not path.is_symlink())
 
 
 def is_small(path: Path) -> bool:
-    """Is it a file that can be read whole?"""
+    """Whether it is a file that can be read whole."""
     return path.is_file() and path.stat().st_size < 1 << 20
 
 
@@ -229,7 +229,7 @@ def put_hole(root: Path, dice: random.Random) -> None:
     os.truncate(a_file(root, dice), 6 << 30)
 
 
-def add_strangers(root: Path, dice: random.Random) -> None:
+def add_other_files(root: Path, dice: random.Random) -> None:
     names = (
         "journal/x.json",
         "journal/000000000000.json",
@@ -262,7 +262,7 @@ def objects(root: Path, dice: random.Random) -> None:
 
 DAMAGES: tuple[Callable[[Path, random.Random], None], ...] = (
     link_over, swap_folders, remove_many, remove_folder, turn_back_journal, turn_back_data, double_entry, forge, rename,
-    rename_folder, put_link, put_link_to_folder, put_folder, put_pipe, put_hole, add_strangers, add_partial,
+    rename_folder, put_link, put_link_to_folder, put_folder, put_pipe, put_hole, add_other_files, add_partial,
     *[objects] * 6,
 )  # fmt: skip
 

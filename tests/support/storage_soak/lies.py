@@ -32,26 +32,26 @@ _ERROR = b'<?xml version="1.0"?><Error><Code>InternalError</Code></Error>'
 
 
 class LyingGate(Gate):
-    """Is honest until `begin`, and from `end` on."""
+    """Is honest until `start_lying`, and from `stop_lying` on."""
 
     def __init__(self, scheme: str, port: int) -> None:
         super().__init__(scheme, port)
         self._dice, self._chance, self._kinds = random.Random(), 0.0, list[str]()
-        self._told: dict[str, Reply] = {}
+        self._listings: dict[str, Reply] = {}
         self._last: dict[str, Reply] = {}
         self._turn = threading.Lock()
         self.before: Callable[[Seen], Fault | None] = lambda seen: None
         """Is asked before anything is drawn."""
         self.faults = self._fault
 
-    def begin(self, seed: int) -> str:
+    def start_lying(self, seed: int) -> str:
         """Lie, as drawn; returns how."""
         self._dice = random.Random(seed)
         self._kinds = self._dice.sample([*FAULTS, *LIES], self._dice.choice((1, 3, 6)))
         self._chance = self._dice.choice((0.03, 0.1, 0.2))
         return f"{self._chance:.0%} {', '.join(self._kinds)}"
 
-    def end(self) -> None:
+    def stop_lying(self) -> None:
         """Lie no more."""
         self._chance = 0.0
 
@@ -76,9 +76,9 @@ class LyingGate(Gate):
 
     def _fault(self, seen: Seen) -> Fault | None:
         with self._turn:
-            told = self.before(seen)
-            if told is not None:
-                return told
+            fault = self.before(seen)
+            if fault is not None:
+                return fault
             kinds = [kind for kind in self._kinds if kind in FAULTS]
             if not kinds or self._dice.random() >= self._chance:
                 return None
@@ -88,50 +88,50 @@ class LyingGate(Gate):
         """Remember the answer to a read, to give it again."""
         if seen.method == "GET" and reply.status in (200, 206):
             if _is_listing(seen):
-                self._told[seen.target] = reply
+                self._listings[seen.target] = reply
             self._last[_kind_of(seen)] = reply
         return reply
 
     def _lie(self, seen: Seen, reply: Reply) -> Reply:
         kinds = [kind for kind in self._kinds if kind in LIES]
-        old, other = self._told.get(seen.target), self._last.get(_kind_of(seen))
+        old, other = self._listings.get(seen.target), self._last.get(_kind_of(seen))
         if self._dice.random() < 0.3:
             self._note(seen, reply)
         if not kinds or self._dice.random() >= self._chance:
             return reply
-        told = None
+        false = None
         match self._dice.choice(kinds):
             case "nothing":
-                told = replace(reply, body=b"")
+                false = replace(reply, body=b"")
             case "a page":
-                told = _PAGE
+                false = _PAGE
             case "an error with 200":
-                told = Reply(200, [("Content-Type", "application/xml")], _ERROR)
+                false = Reply(200, [("Content-Type", "application/xml")], _ERROR)
             case "another answer":
-                told = other
+                false = other
             case "an old listing":
-                told = old if _is_listing(seen) else None
+                false = old if _is_listing(seen) else None
             case "an old listing again" if _is_listing(seen) and old is not None:
-                told, self._told[seen.target] = old, old
+                false, self._listings[seen.target] = old, old
             case "etag":
                 kept = [(name, value) for name, value in reply.headers if name.lower() != "etag"]
-                told = replace(reply, headers=[*kept, ("ETag", '"deadbeefdeadbeefdeadbeefdeadbeef"')])
-        return told or reply
+                false = replace(reply, headers=[*kept, ("ETag", '"deadbeefdeadbeefdeadbeefdeadbeef"')])
+        return false or reply
 
 
 class LyingFolder(LocalStorage):
-    """A folder that, from `begin` to `end`, may store something else than what it is given, and say nothing."""
+    """A folder that, from `start_lying` to `stop_lying`, may silently store something else than what it is given."""
 
     def __init__(self, root: Path, patience: Patience) -> None:
         super().__init__(root, patience)
         self._dice, self._chance = random.Random(), 0.0
 
-    def begin(self, seed: int) -> str:
+    def start_lying(self, seed: int) -> str:
         """Lie; returns how."""
         self._dice, self._chance = random.Random(seed), random.Random(seed).choice((0.05, 0.2, 0.5))
         return f"{self._chance:.0%} of what is written is stored wrong"
 
-    def end(self) -> None:
+    def stop_lying(self) -> None:
         """Lie no more."""
         self._chance = 0.0
 

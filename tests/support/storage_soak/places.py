@@ -1,4 +1,4 @@
-"""Where stories take place: a folder, a small disk, and buckets on real servers of S3 and GCS.
+"""The places of scenarios: a folder, a small disk, and buckets on real servers of S3 and GCS.
 
 The servers are versitygw and fake-gcs-server, on a small disk of their own.
 """
@@ -25,13 +25,13 @@ from tests.support.storage_soak.lies import LyingFolder, LyingGate
 from tests.support.waiting import wait_until
 
 QUICK = Patience(tries=12, first_pause_s=0.005, longest_pause_s=0.05, silence_s=30.0)
-"""No story has a server that is silent for ever; one that gets no processor is, for seconds."""
+"""No scenario has a server that is silent without end; one that gets no processor is silent for seconds."""
 DISK_BYTES, SERVERS_DISK_BYTES = 600_000, 8_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One story's URL.
+    """One scenario's URL.
 
     `root`: its files, where it is a folder. `files`: also those of a server. `disk`: the small disk they lie on.
     """
@@ -74,7 +74,7 @@ class Place:
             file.write(bytes(max(0, self.free_bytes() - leave_bytes)))
 
     def is_filled(self) -> bool:
-        """Is that file there?"""
+        """Whether that file exists."""
         return self.disk is not None and (self.disk / "of-somebody-else").exists()
 
     def empty(self) -> None:
@@ -111,7 +111,7 @@ class Places:
 
     @contextmanager
     def place(self, kind: str) -> Iterator[Place]:
-        """A URL that nobody has used."""
+        """Yield an unused URL."""
         name = f"{kind}-{next(self._numbers)}"
         with ExitStack() as stack:
             if kind == "folder":
@@ -129,8 +129,8 @@ class Places:
                 stack.callback(gate.close)
                 link = self._network.link(name, f"127.0.0.1:{gate.port}")
                 port = int(link.address.rpartition(":")[2])
-                url = gate.url(f"stories/{name}").replace(f":{gate.port}", f":{port}")
-                files = self._disk / kind / servers.BUCKET / "stories" / name
+                url = gate.url(f"scenarios/{name}").replace(f":{gate.port}", f":{port}")
+                files = self._disk / kind / servers.BUCKET / "scenarios" / name
                 place = Place(kind, url, None, files, self._disk, gate, link)
                 stack.callback(place.empty)
                 stack.callback(shutil.rmtree, files, ignore_errors=True)
@@ -173,7 +173,7 @@ class Places:
 
 
 def answers(storage: Storage) -> bool:
-    """Does it, for now?"""
+    """Whether the storage answers at the moment."""
     try:
         storage.list("")
     except StorageError:

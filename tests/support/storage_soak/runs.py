@@ -43,7 +43,7 @@ def run(world: World) -> None:
 
 def take_a_turn(world: World, saves: int) -> None:
     """A run that saves so many times."""
-    before, intact = world.look(), world.intact()
+    before, intact = world.whole_commits(), world.intact()
     world.run_number += 1
     number = world.run_number
     keep = Retention(last=world.dice.choice((1, 2, 3)), every_s=world.dice.choice((None, None, 3600.0)))
@@ -57,21 +57,21 @@ def train(world: World, number: int, keep: Retention, saves: int, before: list[C
         checkpoints = Checkpointer(world.storage, keep=keep, on_commit=world.acknowledge)
         restored = checkpoints.restore()
     except TrainError as e:
-        world.tell(f"run {number}: refused: {e}")
+        world.log(f"run {number}: refused: {e}")
         world.check_refusal(e, before)
         world.check_kept(before, intact)
         world.check_room(e)
         return
     world.check_restored(restored, before)
-    told = restored.state["told"] if restored is not None else {"step": 0, "era": number}
-    first, era = told["step"] + 1, told["era"] if world.dice.random() < 0.7 else number
-    world.tell(f"run {number}: from step {told['step']}, keeps {keep.last}")
+    made = restored.state["made"] if restored is not None else {"step": 0, "era": number}
+    first, era = made["step"] + 1, made["era"] if world.dice.random() < 0.7 else number
+    world.log(f"run {number}: from step {made['step']}, keeps {keep.last}")
     for step in range(first, first + saves):
         if step > first and world.is_honest and world.dice.random() < 0.3:
             world.dice.choice((verbs.looks, verbs.prunes, verbs.removes))(world)
         checkpoints.save(state_of(step, number, era), Label(step), local=local_of(step, 0))
         is_saved = checkpoints.settle()
-        world.tell(f"step {step}: {'saved' if is_saved else checkpoints.failure()}")
+        world.log(f"step {step}: {'saved' if is_saved else checkpoints.failure()}")
         if not is_saved:
             world.check_room(checkpoints.failure())
     if world.dice.random() < 0.3:
@@ -86,24 +86,24 @@ def a_clock(world: World) -> Iterator[None]:
     if world.place.gate is not None or not off_s:
         yield
         return
-    world.tell(f"a clock that is {off_s:.0f} s off")
+    world.log(f"a clock that is {off_s:.0f} s off")
     with mock.patch.object(time, "time", side_effect=lambda: now() + off_s):
         yield
 
 
 def zombie(world: World) -> None:
-    """A run that has been replaced saves once more: nobody is to see it."""
+    """A run that has been replaced saves once more, which must not become visible."""
     if world.zombie is None:
         return
     (checkpoints, number), world.zombie = world.zombie, None
-    before, intact = world.look(), world.intact()
+    before, intact = world.whole_commits(), world.intact()
     try:
         checkpoints.save(state_of(777, number, 0), Label(777), local=local_of(777, 0))
         is_saved = checkpoints.settle()
     except TrainError as e:
-        world.tell(f"zombie: {e}")
+        world.log(f"zombie: {e}")
         is_saved = False
-    world.tell(f"zombie: {'saved' if is_saved else 'fenced'}")
+    world.log(f"zombie: {'saved' if is_saved else 'fenced'}")
     world.check_kept(before, intact)
     if is_saved and not world.is_damaged:
         generations = [entry.generation for _, entry in read_entries(world.storage) if isinstance(entry, Generation)]
@@ -111,8 +111,8 @@ def zombie(world: World) -> None:
 
 
 def ranks_save(world: World) -> None:
-    """Three ranks save, without processes; some are interrupted, before or behind the commit."""
-    before, intact = world.look(), world.intact()
+    """Three ranks save, without processes; some are interrupted, before or after the commit."""
+    before, intact = world.whole_commits(), world.intact()
     world.run_number += 1
     number, size = world.run_number, world.dice.choice((2, 3))
     written = size if world.dice.random() < 0.7 else world.dice.randrange(size)
@@ -134,17 +134,17 @@ def ranks_save(world: World) -> None:
             world.acknowledge(commit)
             if world.dice.random() < 0.8:
                 storage.put(entries.marker_key(folder), [entries.encode(commit)])
-            world.tell(f"{size} ranks: saved step {step}")
+            world.log(f"{size} ranks: saved step {step}")
         else:
-            world.tell(f"{size} ranks: interrupted at step {step}, {written} shares are there")
+            world.log(f"{size} ranks: interrupted at step {step}, {written} shares are there")
     except TrainError as e:
-        world.tell(f"{size} ranks: {e}")
+        world.log(f"{size} ranks: {e}")
     world.check_kept(before, intact)
 
 
 def killed_run(world: World) -> None:
     """A run in a process of its own is killed at some change of the disk, or at some request."""
-    before, intact = world.look(), world.intact()
+    before, intact = world.whole_commits(), world.intact()
     world.run_number += 1
     number, at = world.run_number, world.dice.randrange(1, 120)
     notes = world.folder / f"acknowledged-{number}"
@@ -159,10 +159,10 @@ def killed_run(world: World) -> None:
     process.join()
     if gate is not None:
         gate.before = lambda seen: None
-    expect(is_over, f"a run that was to be killed at {at} goes on and on")
+    expect(is_over, f"a run that was to be killed at {at} does not end")
     expect(process.exitcode in (0, 3, -signal.SIGKILL), f"a run ended with {process.exitcode}")
     acknowledged = notes.read_text().splitlines() if notes.exists() else []
-    world.tell(f"run {number}: killed at {at} ({process.exitcode}), {len(acknowledged)} acknowledged")
+    world.log(f"run {number}: killed at {at} ({process.exitcode}), {len(acknowledged)} acknowledged")
     for line in acknowledged:
         position, _, entry = line.partition(" ")
         world.acknowledge(entries.decode_commit(entry.encode(), int(position)))
@@ -202,9 +202,9 @@ def save_until_killed(url: str, notes: str, number: int, keep: int, at: int, key
     try:
         checkpoints = Checkpointer(storages.open(url, QUICK), keep=Retention(last=keep), on_commit=on_commit)
         restored = checkpoints.restore()
-        told = restored.state["told"] if restored is not None else {"step": 0, "era": number}
-        for step in range(told["step"] + 1, told["step"] + 5):
-            checkpoints.save(state_of(step, number, told["era"]), Label(step), local=local_of(step, 0))
+        made = restored.state["made"] if restored is not None else {"step": 0, "era": number}
+        for step in range(made["step"] + 1, made["step"] + 5):
+            checkpoints.save(state_of(step, number, made["era"]), Label(step), local=local_of(step, 0))
             checkpoints.settle()
     except TrainError:
         os._exit(3)

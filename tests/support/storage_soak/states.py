@@ -13,7 +13,7 @@ from tests.support.train.states import same
 
 
 def state_of(step: int, run: int, era: int) -> dict[str, Any]:
-    """What the run, the so many-th of a story, has at a step."""
+    """Return the state at a step of a run, given by its number in the scenario."""
     chance = torch.Generator().manual_seed(step * 10_000 + run)
     tensors = {
         "w": torch.randn(40, 7, generator=chance),
@@ -21,16 +21,16 @@ def state_of(step: int, run: int, era: int) -> dict[str, Any]:
         "frozen": torch.arange(2000.0) + era,
         "empty": torch.empty(0, 2),
     }
-    return {"model": tensors, "told": {"step": step, "run": run, "era": era, "odd": [1, 2.5, None, (1, "ä")]}}
+    return {"model": tensors, "made": {"step": step, "run": run, "era": era, "odd": [1, 2.5, None, (1, "ä")]}}
 
 
 def local_of(step: int, rank: int) -> dict[str, Any]:
-    """What a rank has of its own."""
+    """Return the part of the state that is the rank's own."""
     return {"own": torch.tensor([step, rank])}
 
 
 def is_right(state: dict[str, Any], local: dict[str, Any] | None, rank: int) -> bool:
-    """Is it, to the bit, a state that was saved, with what that rank had of its own?"""
-    told = state["told"]
-    step = told["step"]
-    return same(state, state_of(step, told["run"], told["era"])) and same(local, local_of(step, rank))
+    """Whether it is, to the bit, a state that was saved, with the rank's own part."""
+    made = state["made"]
+    step = made["step"]
+    return same(state, state_of(step, made["run"], made["era"])) and same(local, local_of(step, rank))

@@ -32,7 +32,7 @@ def ask(world: World, *arguments: str) -> tuple[int, str]:
             code = main(("checkpoints", arguments[0], world.place.url, *arguments[1:]))
         finally:
             sys.stdin = before
-    world.tell(f"{' '.join(arguments)}: {code} {err.getvalue()[-300:].strip()!r}")
+    world.log(f"{' '.join(arguments)}: {code} {err.getvalue()[-300:].strip()!r}")
     expect("Traceback" not in err.getvalue(), f"{arguments[0]}: {err.getvalue()}")
     expect(code in EXIT_CODES, f"{arguments[0]} ends with {code}: {err.getvalue()}")
     return code, out.getvalue()
@@ -46,34 +46,34 @@ def looks(world: World) -> None:
         found = {
             one["objects"][0]["key"].rpartition("/")[0] + "/" for one in json.loads(out)["checkpoints"] if one["whole"]
         }
-        whole = {commit.folder for commit in world.look()}
+        whole = {commit.folder for commit in world.whole_commits()}
         expect(found == whole, f"verify finds whole: {found}, a look {whole}")
 
 
 def repairs(world: World) -> None:
-    before, intact = world.look(), world.intact()
+    before, intact = world.whole_commits(), world.intact()
     ask(world, "repair")
     world.check_kept(before, intact)
 
 
 def starts_over(world: World) -> None:
     """`repair --start-over` refuses where anything is whole."""
-    before = world.look()
+    before = world.whole_commits()
     code, _ = ask(world, "repair", "--start-over", "--yes")
-    expect(not before or bool(world.look()), "start-over deleted what was whole")
+    expect(not before or bool(world.whole_commits()), "start-over deleted what was whole")
     if code == 0 and not before:
         world.whole.clear()
-    world.forget()
+    world.reset_after_damage()
 
 
 def prunes(world: World) -> None:
-    before, intact = world.look(), world.intact()
+    before, intact = world.whole_commits(), world.intact()
     ask(world, "prune", "--keep-last", str(world.dice.choice((1, 2, 5))), "--yes")
     keep_newest(world.check_kept(before, intact), before)
 
 
 def removes(world: World) -> None:
-    before, intact = world.look(), world.intact()
+    before, intact = world.whole_commits(), world.intact()
     ask(world, "rm", str(world.dice.randrange(1, 13)), "--yes")
     keep_newest(world.check_kept(before, intact), before)
 
@@ -83,7 +83,7 @@ def keep_newest(after: list[Commit], before: list[Commit]) -> None:
 
 
 def pulls(world: World) -> None:
-    target, whole = world.folder / "pulled.safetensors", world.look()
+    target, whole = world.folder / "pulled.safetensors", world.whole_commits()
     code, _ = ask(world, "pull", str(target), "--force")
     expect(code == 0 or not whole, f"pull refuses, though {whole[:1]} is whole")
     if code == 0:
@@ -94,11 +94,11 @@ def pulls(world: World) -> None:
 
 def starts_from(world: World) -> None:
     """Another job starts from what is here."""
-    whole, folder = world.look(), world.folder / "other"
+    whole, folder = world.whole_commits(), world.folder / "other"
     try:
         restored = Checkpointer(LocalStorage(folder)).start_from(world.storage, None)
     except TrainError as e:
-        world.tell(f"start from: {e}")
+        world.log(f"start from: {e}")
         world.check_refusal(e, whole)
         return
     finally:

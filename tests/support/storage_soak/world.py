@@ -1,4 +1,4 @@
-"""What must hold, whatever happens to a storage.
+"""What must hold, whatever happens to a storage (docs/recovery.md).
 
 1. No wrong tensor is ever given out, by a restore, a pull or a look.
 2. `verify` and the restore agree on each commit.
@@ -50,7 +50,7 @@ class World:
     place: Place
     dice: random.Random
     folder: Path
-    told: list[str] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
     acknowledged: int = 0
     runs: dict[str, int] = field(default_factory=dict)
     whole: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -65,14 +65,14 @@ class World:
 
     @property
     def storage(self) -> Storage:
-        """The client of all who look on."""
+        """A client for checks."""
         return self.place.open()
 
-    def tell(self, line: str) -> None:
-        """Go on with the story."""
-        self.told.append(line)
+    def log(self, line: str) -> None:
+        """Add a line to the log of the scenario."""
+        self.lines.append(line)
 
-    def look(self) -> list[Commit]:
+    def whole_commits(self) -> list[Commit]:
         """The listed commits that are whole, newest first: verified, restored and compared, one by one."""
         with self.trusted():
             return list(self._whole())
@@ -98,12 +98,12 @@ class World:
                 yield commit
 
     def check_state(self, commit: Commit, state: dict[str, Any], local: dict[str, Any] | None, rank: int) -> None:
-        """Is it what was saved there?"""
+        """Check that it is what was saved there."""
         expect(is_right(state, local, rank), f"{commit.folder}: a wrong tensor")
-        save, told = entries.save_of(commit.folder), state["told"]
-        expect(save is not None and save.step == commit.step == told["step"], f"{commit.folder}: of step {told}")
-        run = self.runs.setdefault(entries.run_of(commit.folder), told["run"])
-        expect(run == told["run"], f"{commit.folder}: of run {told}, not {run}")
+        save, made = entries.save_of(commit.folder), state["made"]
+        expect(save is not None and save.step == commit.step == made["step"], f"{commit.folder}: of step {made}")
+        run = self.runs.setdefault(entries.run_of(commit.folder), made["run"])
+        expect(run == made["run"], f"{commit.folder}: of run {made}, not {run}")
 
     def acknowledge(self, commit: Commit, duration_s: float = 0.0) -> None:
         """A run says that it has committed."""
@@ -113,7 +113,7 @@ class World:
 
     def check_kept(self, before: list[Commit], intact: list[str]) -> list[Commit]:
         """Something other than damage has happened; returns what is whole now."""
-        after = self.look()
+        after = self.whole_commits()
         newest = max(map(order, after), default=(0, 0))
         least = max([self.floor, *map(order, before)])
         expect(newest >= least, f"lost: {least} was whole, the newest is {newest} of {[one.folder for one in after]}")
@@ -124,7 +124,7 @@ class World:
 
     @contextmanager
     def trusted(self) -> Iterator[None]:
-        """Whoever looks on may read everything, and is told no lies."""
+        """While it lasts, everything can be read, and all answers are true."""
         mine = os.geteuid()
         if mine != self.owner:
             os.seteuid(self.owner)
@@ -173,7 +173,7 @@ class World:
         is_full = "the disk is full" in str(error) or "no room" in str(error)
         if not is_full or self.is_damaged or self.place.files is None:
             return
-        newest = self.look()[:1]
+        newest = self.whole_commits()[:1]
         kept = {folder for commit in newest for folder in (commit.folder, *commit.bases)}
         paths = [path for above in ("data", "base") for path in (self.place.files / above).rglob("*") if path.is_file()]
         others = [path for path in paths if f"{path.parent.relative_to(self.place.files)}/" not in kept]
@@ -191,10 +191,10 @@ class World:
         shares = [(key, SHARE.fullmatch(key)) for key in keys]
         return [key for key, share in shares if share is None or documents[share[1]] == int(share[2])]
 
-    def forget(self) -> None:
-        """Whatever was known is not, after damage: what is whole now must stay."""
+    def reset_after_damage(self) -> None:
+        """After damage, start from what is whole now, which must stay."""
         self.is_damaged = True
-        self.floor = max(map(order, self.look()), default=(0, 0))
+        self.floor = max(map(order, self.whole_commits()), default=(0, 0))
 
     def _bytes_of(self, commit: Commit) -> dict[str, int]:
         root = self.place.root

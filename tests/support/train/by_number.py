@@ -1,7 +1,7 @@
 """A training script that counts its steps itself: to `$STEPS`, from `run.steps_done`. Faults are those of `unbroken`.
 
 `$OWN_BATCHES`: it makes its batches itself, by the number of the step, and its learning rates. `$STOP_AT`: at this
-step, rank 0 decides that training ends, and tells the others by a collective of the step.
+step, rank 0 decides that training ends, and informs the others by a collective of the step.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import torch
 
 from elasticctl_store.checkpoints import entries
 from elasticctl_store.checkpoints.commits import read_commits
-from elasticctl_store.checkpoints.entries import Commit
+from elasticctl_store.checkpoints.entries import Commit, Retention
 from elasticctl_store.checkpoints.reader import read_contents
 from elasticctl_store.storage import Storage
 from elasticctl_store.storage.local import LocalStorage
@@ -64,10 +64,15 @@ def read_alone(storage: Storage, commit: Commit, rank: int = 0) -> tuple[dict[st
 def damage(folder: Path, commit: Commit, suffix: str, at: int) -> Path:
     """Flip a bit of the first share's file."""
     path = next((folder / commit.folder).glob(f"*{suffix}"))
+    flip(path, at)
+    return path
+
+
+def flip(path: Path, at: int = -1) -> None:
+    """Flip a bit of a file."""
     data = bytearray(path.read_bytes())
     data[at] ^= 1
     path.write_bytes(data)
-    return path
 
 
 def make_share(
@@ -89,6 +94,30 @@ def write_shares(storage: Storage, state: Mapping[str, Any], locals_: list[dict[
 
 
 def gather_shares(storage: Storage, world_size: int) -> Commit:
-    """The commit of what `write_shares` has written; it is not in any journal."""
+    """Return the commit of the shares that `write_shares` wrote; it is not in any journal."""
     found = rank_shares.gather(storage, FOLDER, world_size, threading.Event())
     return Commit(2, 1, 1, 5, 0, found.refs, found.size_bytes)
+
+
+STEPS = (10, 20, 30, 40)
+
+
+def fill(storage: Storage) -> Checkpointer:
+    """Save checkpoints with losses."""
+    checkpoints = Checkpointer(storage, keep=Retention(99))
+    for step, loss in zip(STEPS, (0.9, 0.5, 0.25, 0.75), strict=True):
+        state = {"model": {"w": torch.full((300,), float(step))}, "optimizer": {"momentum": torch.ones(2)}}
+        checkpoints.save(state, Label(step, step // 20, {"loss": loss}))
+        assert checkpoints.settle()
+    return checkpoints
+
+
+def steps(folder: Path) -> list[int]:
+    return [commit.step for commit in read_commits(LocalStorage(folder))]
+
+
+def damage_step(folder: Path, step: int) -> None:
+    """Damage the tensors of a step."""
+    damage(
+        folder, next(commit for commit in read_commits(LocalStorage(folder)) if commit.step == step), ".safetensors", -1
+    )

@@ -1,6 +1,6 @@
-"""A training script that does at once what scripts do, each of it a thing that a lost step must not leave a trace of.
+"""A training script that combines what scripts do and what a lost step must not leave traces of.
 
-Two optimizers, a scaler, a scheduler stepped ahead of each step and one behind each epoch, gradients accumulated under
+Two optimizers, a scaler, a scheduler stepped ahead of each step and one after each epoch, gradients accumulated under
 `no_sync`, BatchNorm, an average of the weights, an evaluation after each epoch, batches that no world size divides.
 `$NORM` (BatchNorm or Identity) is a layer's name; `$HABIT` is a bad one. Faults, loops and ledger are `unbroken`'s.
 """
@@ -58,9 +58,9 @@ def main() -> None:
     second = torch.optim.AdamW([p for n, p in model.named_parameters() if not n.startswith("first")], lr=1e-3)
     second.register_step_pre_hook(lambda *_: strike("optimizer", NOW[0]))
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=3)
-    ahead, behind = LambdaLR(first, lambda step: 1 / (1 + 0.1 * step)), StepLR(second, 1, 0.5)
+    ahead, after_epoch = LambdaLR(first, lambda step: 1 / (1 + 0.1 * step)), StepLR(second, 1, 0.5)
     average = AveragedModel(model, avg_fn=get_ema_avg_fn(0.9))
-    parts = {"second": second, "scaler": scaler, "behind": behind, "average": average}
+    parts = {"second": second, "scaler": scaler, "after_epoch": after_epoch, "average": average}
     parts.pop(HABIT, None)
     ledger = (FOLDER / f"ledger-{os.getpid()}").open("a", buffering=1)
     evaluated: list[float] = []
@@ -92,7 +92,7 @@ def main() -> None:
                     "names": seen,
                     "loss": losses,
                 }
-                note(ledger, row, made=False)
+                write_row(ledger, row, made=False)
                 for optimizer in (first, second):
                     scaler.step(optimizer)
                 scaler.update()
@@ -112,14 +112,14 @@ def main() -> None:
                 if made:  # a habit of its own: gradients are cleared where a step counts
                     first.zero_grad()
                     second.zero_grad(set_to_none=False)
-                note(ledger, {**row, "jump": made}, made=made > 0)
+                write_row(ledger, {**row, "jump": made}, made=made > 0)
                 seen, losses = [], []
             model.eval()
             run.model.eval()
             with torch.no_grad():
                 evaluated.append(run.model(inputs).square().mean().item())
             run.model.train()
-            behind.step()
+            after_epoch.step()
     state = [*model.state_dict().values(), *average.parameters()]  # its buffers are a rank's own
     sums = [[part.double().sum().item(), part.double().norm().item()] for part in state]
     settings = [scaler.state_dict(), first.param_groups[0]["lr"], second.param_groups[0]["lr"]]
@@ -156,7 +156,7 @@ def no_sync(model: Any) -> Any:
     return model.no_sync() if hasattr(model, "no_sync") else nullcontext()
 
 
-def note(ledger: TextIO, row: Mapping[str, Any], *, made: bool) -> None:
+def write_row(ledger: TextIO, row: Mapping[str, Any], *, made: bool) -> None:
     """Write a line."""
     print(json.dumps({**row, "made": made, "at": time.time()}), file=ledger)
 

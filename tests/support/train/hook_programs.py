@@ -14,10 +14,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch.utils.data import Dataset
 
 from elasticctl_train import SavePolicy
+from elasticctl_train.session import Session
 
 SAMPLES, GLOBAL_BATCH = 20, 6
 EVERY_STEP = SavePolicy(every_steps=1)
@@ -44,7 +46,7 @@ def network() -> torch.nn.Sequential:
 
 
 def stop_when_saved(session: Any, step: int, stop_at: int) -> None:
-    """End the program behind a step; every step is saved before the next."""
+    """End the program after a step; every step is saved before the next."""
     while session.busy:
         time.sleep(0.001)
     if step == stop_at:
@@ -61,7 +63,7 @@ def lightning_fit(
     steps_itself: bool = False,
     **options: Any,
 ) -> tuple[dict[str, torch.Tensor], Any]:
-    """Train with Lightning, saving every step; returns the weights and the trainer. `see` is told steps and samples.
+    """Train with Lightning, saving every step; returns the weights and the trainer. `see` gets steps and samples.
 
     `steps_itself`: the module calls its optimizer, twice for each batch.
     """
@@ -144,7 +146,7 @@ def transformers_train(
 ) -> dict[str, torch.Tensor]:
     """Train with transformers' Trainer, saving every step; returns the weights. `options` are `TrainingArguments`'.
 
-    With `patience`, training ends early, after so many evaluations and one: no loss is better by enough. `see` is told
+    With `patience`, training ends early, after so many evaluations and one: no loss is better by enough. `see` gets
     the losses, too.
     """
     from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments
@@ -196,3 +198,16 @@ def transformers_rank(url: str, folder: str, stop_at: int) -> None:
     seen: list[list[float]] = []
     transformers_train(url, folder, seen.append, stop_at=stop_at)
     Path(folder, f"seen-{os.environ['RANK']}").write_text(json.dumps(seen))
+
+
+def note_samples(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
+    """The number at the end of each run in this process, from now on."""
+    counted: list[int | None] = []
+    finish = Session.finish
+
+    def noting(session: Session) -> None:
+        counted.append(session.progress.samples_at(session.cursor))
+        finish(session)
+
+    monkeypatch.setattr(Session, "finish", noting)
+    return counted

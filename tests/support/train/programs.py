@@ -64,7 +64,7 @@ class NumberStream(IterableDataset[int]):
 
 
 def state_of(step: int) -> dict[str, Any]:
-    """A state that tells, in every bit of it that is not frozen, which step it is of."""
+    """A state of which every bit that is not frozen depends on the step."""
     torch.manual_seed(step)
     tensors = {"w": torch.randn(300), "b": torch.randn(3, 3).bfloat16(), "n": torch.tensor(step)}
     tensors["frozen"] = torch.arange(600.0)
@@ -228,7 +228,7 @@ def save_differing_buffers(url: str) -> None:
 
 
 def average_on_rank_0(url: str, outcome: str) -> None:
-    """Keep an average of the weights on rank 0 alone, beside a second model; note what is restored of it."""
+    """Keep an average of the weights on rank 0 alone, next to a second model; note what is restored of it."""
     model, critic = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
     average = torch.optim.swa_utils.AveragedModel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -265,7 +265,7 @@ def step_wrapped(url: str, how: str, outcome: str) -> None:
 
 
 def trained(notes: Sequence[Path]) -> dict[int, list[int]]:
-    """The samples trained on in each step that counts: a resume undoes the steps behind the checkpoint."""
+    """The samples trained on in each step that counts: a resume undoes the steps after the checkpoint."""
     steps: dict[int, list[int]] = {}
     for note in notes:
         done: dict[int, list[int]] = {}

@@ -29,7 +29,7 @@ ROOM, ROOM_BYTES = "ROOM_FOR_THE_ENVIRONMENT", 1 << 16
 
 
 def start_server() -> None:
-    """Start the server, if it does not run yet, with room for the environment of whatever its forks become.
+    """Start the server, if it does not run yet, with room for the environment of the programs that its forks become.
 
     To be called before $TMPDIR is changed, too: its socket, and what it imports, would be in a folder that goes. It
     belongs to no test's local cluster.

@@ -210,7 +210,7 @@ def tensors_for(how: str) -> dict[str, torch.Tensor]:
 
 
 def save_tensors(folder: str, kinds: Sequence[str]) -> None:
-    """Save them once in each spread, beside a plain tensor that all ranks hold."""
+    """Save them once in each spread, next to a plain tensor that all ranks hold."""
     world = join()
     for how in kinds:
         checkpoints = Checkpointer(LocalStorage(Path(folder, how)), world)
@@ -403,7 +403,7 @@ def restore_on_nodes(places: Mapping[str, list[str]]) -> None:
 def train_with_copies(url: str, nodes: list[str], notes: str, stop: int) -> None:
     """Train as `train` does, until step 8, each rank on a node of its own; copy each step to memory, and store none.
 
-    Behind step `stop` all ranks kill themselves.
+    After step `stop`, all ranks kill themselves.
     """
     rank = int(os.environ["RANK"])
     os.environ |= {"ELASTICCTL_LOCAL_TIER": nodes[rank], "ELASTICCTL_COPIES": f"{nodes[rank]}/copies.sock"}

@@ -17,7 +17,7 @@ SHAPES = [(), (0,), (1,), (3,), (2, 3), (0, 4), (2, 0, 3), (4, 1, 2)]
 
 
 def same(a: Any, b: Any) -> bool:
-    """Are two trees equal in types, order and bits?"""
+    """Whether two trees are equal in types, order and bits."""
     if isinstance(a, torch.Tensor):
         return isinstance(b, torch.Tensor) and a.dtype == b.dtype and a.shape == b.shape and bits(a) == bits(b)
     if type(a) is not type(b):

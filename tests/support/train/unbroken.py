@@ -1,7 +1,7 @@
-"""A training script that writes down what it trains on, and kills itself where it is told to.
+"""A training script that writes down what it trains on, and kills itself at chosen points.
 
 `$FAULTS` is a list of `POINT:STEP:WORKER`, each heeded once; `+N` is the process's own Nth step. Each batch is a line
-in `ledger-PID`, before its step is made and behind it. `$SCRIPT_SLOW_S`: how long the script takes to get ready.
+in `ledger-PID`, before its step is made and after it. `$SCRIPT_SLOW_S`: how long the script takes to get ready.
 Training ends before the epoch N if there is a file `stop-before-N`. `$STEP_EACH`: `run.step` is called for each of
 the batches that `$ACCUMULATE` says. `$MEET`: with more ranks than that, each epoch begins with a barrier.
 `$SCHEDULED`: the scheduler is stepped in so many of the process's own first steps. `$LOOP`: how batches are taken from
@@ -93,7 +93,7 @@ OWN = [0]
 
 
 class Net(nn.Module):
-    """Has buffers that each pass changes, and draws random numbers where it is told to."""
+    """Has buffers that each pass changes, and draws random numbers if `$DROPOUT` is set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -150,7 +150,7 @@ def main(make_model: Callable[[], nn.Module] = Net) -> None:
                     "names": seen,
                     "loss": loss.item(),
                 }
-                if is_last:  # whoever is killed in what follows may have taken part in the step
+                if is_last:  # a rank that is killed below may have taken part in the step
                     print(json.dumps({**row, "made": False, "at": time.time()}), file=ledger)
                 run.scale_loss(loss / accumulate).backward()
                 if not is_last:

@@ -12,16 +12,83 @@ import signal
 import sys
 import tempfile
 import time
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from elasticctl_controller.core.group.failures import GroupRules
 from tests.support.launcher_lab import Lab
 from tests.support.processes import has_ended
-from tests.support.train.ledger import Ledger
 from tests.support.vanish import come_back, vanish
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """The lines of all processes, in order of time."""
+
+    rows: tuple[dict[str, Any], ...]
+
+    @classmethod
+    def read(cls, folder: Path) -> Ledger:
+        """Read what there is by now."""
+        rows = []
+        for file in folder.glob("ledger-*"):
+            for line in file.read_text().splitlines():
+                try:
+                    rows.append(json.loads(line))
+                except ValueError:  # a process that was killed while it wrote
+                    continue
+        return cls(tuple(sorted(rows, key=lambda row: row["at"])))
+
+    @property
+    def made(self) -> list[dict[str, Any]]:
+        """The lines of steps that were made."""
+        return [row for row in self.rows if row["made"]]
+
+    @property
+    def furthest(self) -> int:
+        """The last step that was made."""
+        return max((row["step"] for row in self.made), default=0)
+
+    @property
+    def epoch(self) -> int:
+        """The last epoch that was begun."""
+        return max((row["epoch"] for row in self.rows), default=0)
+
+    @property
+    def pids(self) -> set[int]:
+        """All processes that have trained."""
+        return {row["pid"] for row in self.rows}
+
+    def samples(self) -> dict[int, Counter[int]]:
+        """How often each sample counts, by epoch.
+
+        A step counts in the last group that made it: ranks that made it in an earlier one were lost with their state.
+        Ranks that drain and do not stay make their last step without a word: others have gone on from there.
+        """
+        last: dict[int, int] = defaultdict(int)
+        known, furthest = {row["step"] for row in self.made}, self.furthest
+        for row in self.rows:
+            if row["made"] or (row["step"] not in known and row["step"] < furthest):
+                last[row["step"]] = max(last[row["step"]], row["group"])
+        counted: dict[int, Counter[int]] = defaultdict(Counter)
+        for row in self.rows:
+            if not row["made"] and "jump" not in row and last.get(row["step"]) == row["group"]:
+                counted[row["epoch"]].update(row["names"])
+        return counted
+
+    def redone(self) -> int:
+        """How many steps a process has made that it had made before."""
+        made = Counter((row["pid"], row["step"]) for row in self.made)
+        return sum(count - 1 for count in made.values())
+
+    def losses(self) -> dict[tuple[int, int], float]:
+        """The loss of each step that was made, by step and the first sample of the rank's part."""
+        return {(row["step"], row["names"][0]): row["loss"] for row in self.made if row["names"]}
+
 
 SCRIPT, EVERY_KIND, IN_STAGES, COMPILED, BY_NUMBER, WITHOUT_LOADER = (
     Path(__file__).with_name(f"{name}.py")
@@ -31,7 +98,7 @@ SAMPLES = {SCRIPT: 240, EVERY_KIND: 250, COMPILED: 240}
 ENDLESS = 100_000
 ROOT = Path(__file__).resolve().parents[3]
 POINTS = ("forward", "backward", "optimizer", "after", "step")
-"""Places in a step where `unbroken` can be told to die."""
+"""Places in a step where `unbroken` can be made to die."""
 
 
 class Workers:
@@ -90,7 +157,7 @@ class Workers:
     def finish(self) -> list[float]:
         """Wait for the end; returns steps, sum and norm of the final state, which is equal on all ranks.
 
-        Whoever was still getting ready then has not trained.
+        A worker that was still getting ready then has not trained.
         """
         assert {self.lab.wait(name) for name in self.names} == {0}
         ends = [json.loads(file.read_text()) for file in self.lab.folder.glob("end-*")]
@@ -121,7 +188,7 @@ class Storm:
         step_s = str(dice.choice((0.0, 0.01, 0.03)))
         self.workers = Workers(lab, dice.randint(2, largest), ENDLESS, STEP_S=step_s)
         self._lost = 0
-        self._doomed: set[str] = set()
+        self._striking: set[str] = set()
         self.workers.train_to(5)
 
     def _struck(self) -> list[str]:
@@ -139,17 +206,17 @@ class Storm:
 
     def _lose_one(self) -> None:
         training = self._training()
-        doomed = self._doomed - set(self._struck())
-        ready = self.dice.random() < 0.9  # else one that gets ready beside the group, if there is one
+        striking = self._striking - set(self._struck())
+        ready = self.dice.random() < 0.9  # else one that gets ready while the group trains
         names = [name for name in self.workers.names if (name in training) == ready]
-        names = [name for name in names if set(training) - {name} - doomed]
+        names = [name for name in names if set(training) - {name} - striking]
         if not names:
             return
         name = self.dice.choice(names)
         if not ready:
             self.workers.lose(name)
         elif self.dice.random() < 0.5:
-            with suppress(ProcessLookupError):  # one that is doomed may have died by itself in the meantime
+            with suppress(ProcessLookupError):  # it may have died at its own point in the meantime
                 os.kill(training[name], signal.SIGKILL)
         else:
             self.workers.lose(name)
@@ -159,7 +226,7 @@ class Storm:
         name = f"n{len(self.lab.workers)}"
         fate = ""
         if self.dice.random() < 0.5:
-            self._doomed.add(name)
+            self._striking.add(name)
             fate = f"{self.dice.choice(POINTS)}:+{self.dice.randint(2, 100)}:{name}"
         self.workers.join(name, fate)
 

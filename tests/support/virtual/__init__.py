@@ -1,1 +1,1 @@
-"""A cluster in virtual time: the real controller, service and launcher states over a simulated world (see `story`)."""
+"""A cluster in virtual time: the real controller, service and launcher states in a simulated world; see `scenario`."""

@@ -1,4 +1,7 @@
-"""What must hold in every simulated story, checked against what really happened."""
+"""What must hold in every simulated scenario: `Ledger` checks events as they happen, `Watcher` looks from time to time.
+
+Both compare what the controller says with what really happened.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from elasticctl.api.spec import ElasticJob
-from elasticctl.api.status import Cause, JobStatus
+from elasticctl.api.status import Cause, JobStatus, Phase
 from tests.support.virtual.cluster import Pod
 
 if TYPE_CHECKING:
@@ -29,7 +32,7 @@ class BrokenPromise(AssertionError):
 
 @dataclass(eq=False, slots=True)
 class Ledger:
-    """What happened to each worker, and what the controller has said of it."""
+    """What happened to each worker, and what the controller has reported about it."""
 
     world: World
     cuts: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
@@ -41,33 +44,33 @@ class Ledger:
     faults_at: list[float] = field(default_factory=list)
 
     def note_fault(self) -> None:
-        """The platform, or the owner, has taken something away."""
+        """Record that the platform, or the owner, has taken something away."""
         self.faults_at.append(self.world.loop.time())
 
     def note_cut(self, node: str, for_s: float) -> None:
-        """A node cannot reach the service for so long."""
+        """Record that a node cannot reach the service for so long."""
         now = self.world.loop.time()
         self.cuts.setdefault(node, []).append((now, now + for_s))
 
     def note_end(self, pod: Pod) -> None:
-        """What ran in a pod has ended."""
+        """Record that the process of a pod has ended."""
         self.ended[pod.uid] = self.world.loop.time()
 
     def was_silent(self, node: str, at: float) -> bool:
-        """Had a node been unable to call, for long enough, a while before?
+        """Return whether a node was unable to call for long enough before `at`.
 
-        It may have called for the last time a while before that, and its last call may have come late, or never. Nor
-        need it have called between two cuts, if that was less time than between two calls.
+        Its last call may have been a while before the cut, and may have come late, or never. Two cuts count as one if
+        the time between them is shorter than that between two calls.
         """
         since_s = SILENT_S - BEAT_S - self.world.network.weather.late_s
         long = (cut for cut in _joined(self.cuts.get(node, ())) if cut[1] - cut[0] >= since_s)
         return any(since <= at - since_s and at <= until + 90.0 for since, until in long)
 
     def check_budget(self) -> None:
-        """A bug strikes once more than the budget allows restarts; what takes a worker away may excuse it once.
+        """Check that the bug struck at most once more than the backoff limit, and once more for each worker taken away.
 
-        One that no restart can help strikes once. A newcomer excuses it, too, for which ranks are stopped that have
-        reported nothing yet: they may have been cleaning up.
+        A permanent bug strikes once. A newcomer also excuses a strike if it stops ranks that have reported nothing yet,
+        because they may have been cleaning up.
         """
         world = self.world
         permanent = world.script.bug is not None and world.script.bug.permanent
@@ -79,13 +82,13 @@ class Ledger:
             raise BrokenPromise(f"the bug struck {struck} times; the budget allows {most}")
 
     def is_culprit_cut(self) -> bool:
-        """Has somebody failed who could not tell the service at that time?"""
+        """Return whether a worker has failed that could not reach the service at that time."""
         failed = self.world.figures.own_failures
         cuts = ((self.world.launchers[uid].node, at) for uid, at in failed.items())
         return any(since <= at <= until for node, at in cuts for since, until in self.cuts.get(node, ()))
 
     def check_begin(self, training: Training) -> None:
-        """A generation has come to one state: that of the furthest step that anybody holds in memory."""
+        """Check that a generation begins from the furthest step that any rank holds in memory."""
         members = list(training.ranks.values())
         held = [ranks for ranks in (*members, *self._others(training)) if ranks.kept is not None]
         furthest = max((ranks.kept or 0 for ranks in held), default=0)
@@ -95,11 +98,11 @@ class Ledger:
             raise BrokenPromise(f"{from_step}, but {names} hold step {furthest}")
         late = [ranks.uid for ranks in members if ranks.kept is None and not ranks.prepared]
         innocent = set(late) - self.world.figures.own_failures.keys()
-        if training.from_memory and innocent and self.world.figures.told_to_stay and not self.world.is_disturbed:
+        if training.from_memory and innocent and self.world.figures.ranks_stay and not self.world.is_disturbed:
             raise BrokenPromise(f"generation {training.generation} waited for the start of {sorted(innocent)}")
 
     def _others(self, training: Training) -> Iterator[Ranks]:
-        """Those that could train on in their processes, and have been left out."""
+        """Return the ranks that could continue in their processes, but have been left out."""
         world = self.world
         for launcher in () if world.is_disturbed else world.launchers.values():
             ranks = launcher.ranks
@@ -108,13 +111,13 @@ class Ledger:
                 yield ranks
 
     def check_delete(self, job: ElasticJob, name: str, uid: str) -> None:
-        """A pod is about to be deleted by the controller."""
+        """Check a pod that the controller is about to delete."""
         worker = next((worker for worker in job.status.workers if worker.uid == uid), None)
         if worker is None or not (worker.removal or worker.cause):
             raise BrokenPromise(f"{name} was deleted, and no stored status says why")
 
     def check_write(self, job: ElasticJob, status: JobStatus) -> None:
-        """The controller writes a status."""
+        """Check a status that the controller writes."""
         old, new = job.status, status
         before, after = ((s.phase, s.failures, sum(s.restarts.values())) for s in (old, new))
         if old.phase.terminal and before != after:  # the cause of an end may still become known: a node that was lost
@@ -160,7 +163,7 @@ class Ledger:
         if cause is Cause.UNRESPONSIVE and not self._was_unreachable(uid, node, now):
             raise BrokenPromise(f"{name} ({uid}) was replaced as unresponsive, but it called all the time")
         if world.figures.own_failures and self.is_culprit_cut():
-            return  # who fails and cannot say so leaves the blame to those that it takes along: a known gap
+            return  # if the culprit cannot report, the workers that fail with it are blamed: a known gap
         failed = world.figures.own_failures.keys() | world.figures.taken_for_hung
         if cause in OWN and cause is not Cause.STUCK and uid not in failed:
             raise BrokenPromise(f"{name} ({uid}) was blamed ({cause}), but its ranks never failed by themselves")
@@ -172,7 +175,7 @@ class Ledger:
         return self.was_silent(node, now)
 
     def _check_blame(self, name: str, verdict: str, generation: int) -> None:
-        """A generation is said to have ended because ranks of a worker failed."""
+        """Check a generation that the status reports as ended by the ranks of a worker."""
         world = self.world
         uids = {uid for uid, one in world.launchers.items() if one.name == name}
         failed = world.figures.own_failures.keys() | world.figures.taken_for_hung
@@ -183,7 +186,7 @@ class Ledger:
 
 
 def _joined(cuts: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """These times, as one where nobody need have called in between."""
+    """Join cuts between which no call was due."""
     found: list[tuple[float, float]] = []
     for since, until in sorted(cuts):
         if found and since < found[-1][1] + BEAT_S:
@@ -191,3 +194,134 @@ def _joined(cuts: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
         else:
             found.append((since, until))
     return found
+
+
+LAG_S = 8.0
+"""How long the truth must have stayed the same before a status is compared with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """The real state: the generation that trains, what it does, and how many workers run; `leaving` must leave."""
+
+    generation: int
+    members: tuple[str, ...]
+    doing: str
+    running: int
+    leaving: int
+
+
+@dataclass(eq=False, slots=True)
+class Watcher:
+    """Compares status and truth every `every_s`; after `quiet_s` nothing goes wrong any more."""
+
+    world: World
+    quiet_s: float
+    every_s: float
+    _before: Truth | None = field(default=None)
+
+    def start(self) -> None:
+        """Start watching."""
+        self.world.loop.after(self.every_s, self._look)
+
+    def _look(self) -> None:
+        self._before = self.truth()
+        self.world.loop.after(LAG_S, self._compare)
+
+    def _compare(self) -> None:
+        truth, world = self.truth(), self.world
+        if world.status.phase.terminal:
+            world.loop.stop()
+            return
+        world.ledger.check_budget()
+        world.loop.after(self.every_s - LAG_S, self._look)
+        if truth == self._before and truth is not None and not world.is_disturbed:
+            self._check(truth)
+
+    def truth(self) -> Truth | None:
+        """Return the real state; None while it is in transition."""
+        world, training = self.world, self.world.now_training
+        if training is None:
+            return None
+        names = tuple(world.launchers[uid].name for uid in training.members)
+        running = [launcher for launcher in world.launchers.values() if launcher.runs]
+        leaving = sum(launcher.got_sigterm for launcher in running)
+        return Truth(training.generation, names, self._doing(training), len(running), leaving)
+
+    def _doing(self, training: Training) -> str:
+        if (
+            training.halted_at is not None
+            or training.stalled
+            or training.asked_to_drain
+            or len(training.ranks) < len(training.members)
+        ):
+            return ""
+        if not training.begun or training.first_at is None:
+            return "starting"
+        if training.has_stepped:
+            return "training"
+        past_s = self.world.loop.time() - (training.first_at + training.paused_s - training.first_s)
+        return "first step" if past_s > 0 else "starting"
+
+    def _check(self, truth: Truth) -> None:
+        status, world = self.world.status, self.world
+        if not truth.doing:
+            return
+        needed = max(1, world.setup.minimum)
+        enough = {count >= needed for count in (truth.running, truth.running - truth.leaving)}  # as one sees it
+        if (status.phase is Phase.RUNNING) not in enough:
+            raise BrokenPromise(f"status says {status.phase}, but {truth.running} workers run")
+        if (status.generation, status.generations[-1].workers) != (truth.generation, truth.members):
+            raise BrokenPromise(f"status says generation {status.generation}, but {truth} trains")
+        shown = status.activity.doing if status.activity is not None else ""
+        if shown not in self._words(truth):
+            raise BrokenPromise(f"status says {shown!r}, but the ranks are {truth.doing}")
+        step = status.progress.step
+        furthest = max(world.figures.furthest, world.now_training.step if world.now_training else 0)
+        if step is not None and step > furthest:
+            raise BrokenPromise(f"status says step {step}, but no rank has made more than {furthest}")
+
+    def _words(self, truth: Truth) -> tuple[str, ...]:
+        script = self.world.script
+        if not script.reports:
+            return ("running",) if truth.doing == "training" else ("running", "starting")
+        if truth.doing == "starting":
+            return ("starting", "loading", "waiting", "running")
+        if truth.doing == "first step" and world_forgot(self.world):
+            return ("running", "starting", truth.doing)  # reports made while the API server was away are not stored
+        if (
+            truth.doing == "training"
+            and world_forgot(self.world)
+            and self.world.status.generations[-1].formed_at is None
+        ):
+            return ("running", truth.doing)  # no step has been reported since
+        return (truth.doing,)
+
+    def check_moves(self) -> None:
+        """Check that steps are made, because everything has been in order for long."""
+        world, training = self.world, self.world.now_training
+        if world.status.phase.terminal:
+            return
+        if training is not None and self._has_just_ended(training):
+            return
+        if training is None or not (self._is_busy(training) or world.figures.last_step_at > self.quiet_s):
+            states = [(one.name, one.state.value, one.doing) for one in world.launchers.values() if one.runs]
+            raise BrokenPromise(
+                f"no steps are made though everything is in order: {world.status.phase}, {world.status.reason}, "
+                f"{world.status.activity}, launchers {states}"
+            )
+
+    def _has_just_ended(self, training: Training) -> bool:
+        """Whether its workers ended after the last step so recently that the controller may not know yet."""
+        ended = [self.world.ledger.ended.get(uid) for uid in training.members]
+        since = self.world.loop.time() - LAG_S
+        return training.step == self.world.script.steps and all(at is not None and at > since for at in ended)
+
+    def _is_busy(self, training: Training) -> bool:
+        exporting = any(ranks.where.value == "exporting" for ranks in training.ranks.values())
+        return (training.is_moving and training.has_stepped) or exporting
+
+
+def world_forgot(world: World) -> bool:
+    """Whether the controller's process was restarted, and has lost what ranks had reported."""
+    return world.plane.starts > 1

@@ -1,6 +1,6 @@
-"""Virtual time: an asyncio event loop that never waits, but goes to the time of its next timer at once.
+"""Virtual time: an asyncio event loop that never waits, but jumps to the time of its next timer.
 
-Everything of a story runs on it, the real rendezvous service too, so a run is the same each time.
+Everything in a scenario runs on it, the real rendezvous service too, so a run is the same each time.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any
 
 TICK_S = 1e-6
 EPOCH = 1_700_000_000.0
-"""What true time is when a story begins, in seconds since the epoch."""
+"""The true time when a scenario begins, in seconds since the epoch."""
 
 
 class _Waiting:
-    """What the loop asks for news of sockets: there are none, so time passes at once."""
+    """Stands in for the selector: there are no sockets, so time passes immediately."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -32,7 +32,7 @@ class _Waiting:
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
-    """`time()` is in seconds since the story began; `events` counts what has happened."""
+    """`time()` is in seconds since the scenario began; `events` counts what has happened."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,11 +43,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self.set_exception_handler(self._note_error)
 
     def time(self) -> float:
-        """Seconds since the story began."""
+        """Seconds since the scenario began."""
         return self._waiting.now
 
     def call_later(self, delay: float, callback: Callable[..., Any], *args: Any, **context: Any) -> asyncio.TimerHandle:
-        """As asyncio's, but time passes in between, however short the delay: who waits again does not wait for ever."""
+        """As asyncio's, but even the shortest delay takes time, so that a repeated wait makes progress."""
         return super().call_later(max(delay, TICK_S) if delay > 0 else delay, callback, *args, **context)
 
     def at(self, when: float, call: Callable[..., Any], *args: Any) -> asyncio.TimerHandle:
@@ -68,7 +68,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             raise self.errors[0]
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
-        """Call it at once, in this thread: while another thread worked, hours of virtual time could pass."""
+        """Call it immediately, in this thread: while another thread worked, hours of virtual time could pass."""
         future = self.create_future()
         try:
             future.set_result(func(*args))
@@ -77,7 +77,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return future
 
     def finish(self) -> None:
-        """Let what has been cancelled end; nothing further happens."""
+        """Let cancelled tasks end, and close the loop."""
         self.call_soon(self.call_soon, self.stop)
         self.run_forever()
         self.close()
@@ -89,10 +89,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self.stop()
 
     def _process_events(self, event_list: list[Any]) -> None:
-        """There are none of sockets."""
+        """There are no sockets."""
 
     def _write_to_self(self) -> None:
-        """Nobody has to be woken: there is one thread."""
+        """There is only one thread, so nothing has to be woken."""
 
 
 _CONTEXT = contextvars.Context()

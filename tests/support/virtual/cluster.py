@@ -40,7 +40,7 @@ class Process(Protocol):
 
 @dataclass(eq=False, slots=True)
 class Pod:
-    """A pod as it really is. `reclaimed_at`: its machine's end, as its launcher is told."""
+    """A pod as it really is. `reclaimed_at`: its machine's end, as its launcher was notified."""
 
     name: str
     uid: str
@@ -57,7 +57,7 @@ class Pod:
 
 @dataclass(eq=False, slots=True)
 class Node:
-    """A machine for one worker. `lost`: the cluster knows that it is gone; `cut`: its kubelet reaches nobody."""
+    """A machine for one worker. `lost`: the cluster knows that it is gone; `cut`: its kubelet has no network."""
 
     name: str
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -113,7 +113,7 @@ class Cluster:
         return list(self._seen_pods.values())
 
     def node_notices(self) -> Mapping[str, LeaveNotice]:
-        """Launchers tell, not machines."""
+        """Launchers report notices here, not machines."""
         return {}
 
     def nodes_may_be_named(self) -> bool:
@@ -213,7 +213,7 @@ class Cluster:
         self.place_pods()
 
     def lose_node(self, name: str, known_s: float) -> None:
-        """A machine dies at once; the cluster knows of it after `known_s`."""
+        """A machine dies; the cluster knows of it after `known_s`."""
         node = self.nodes[name]
         node.up = False
         if node.pod is not None and node.pod.process is not None:
@@ -221,13 +221,13 @@ class Cluster:
         self.loop.after(known_s, self._know_lost, node)
 
     def isolate(self, name: str, lost_s: float) -> None:
-        """A machine reaches nobody any more; the cluster takes it for lost after `lost_s`."""
+        """A machine loses its network; the cluster considers it lost after `lost_s`."""
         node = self.nodes[name]
         node.cut = True
         self.loop.after(lost_s, self._know_lost, node)
 
     def rejoin(self, name: str) -> None:
-        """It does again: its kubelet ends what was deleted meanwhile, and tells what has ended."""
+        """Its network is back: its kubelet ends pods that were deleted meanwhile, and reports those that ended."""
         node = self.nodes.get(name)
         if node is None or not node.up:
             return
@@ -245,7 +245,7 @@ class Cluster:
         self.loop.after(0.01, self.place_pods)
 
     def notice(self, name: str, gone_s: float) -> None:
-        """The machine will be taken away after `gone_s`: its launcher is told."""
+        """Notify the launcher that the machine will be taken away after `gone_s`."""
         node = self.nodes[name]
         if node.pod is not None and node.pod.process is not None and node.pod.exit_code is None:
             node.pod.reclaimed_at = self.loop.time() + gone_s
@@ -275,7 +275,7 @@ class Cluster:
     # Pods
 
     def place_pods(self) -> None:
-        """The scheduler: the first waiting pods get the free machines of their kind, but for those that they avoid."""
+        """Act as the scheduler: the first waiting pods get free machines that suit them."""
         if self.away:
             return
         free = [n for n in self.nodes.values() if n.up and not n.cut and not n.lost and n.pod is None]
@@ -364,7 +364,7 @@ class Cluster:
             self._show_pod(pod)
 
     def _drop(self, pod: Pod) -> None:
-        """The object is gone; what ran under its name may still run on a machine that nobody reaches."""
+        """Drop the object; its process may still run on a machine without network."""
         pod.gone = True
         if self.pods.get(pod.name) is pod:
             del self.pods[pod.name]
@@ -386,7 +386,7 @@ class Cluster:
         while self._unseen:
             self._see_next()
         for key in self.jobs:
-            self.changed(key)  # the watches begin anew
+            self.changed(key)  # the watches start again
         self.place_pods()
 
     def _check_answers(self) -> None:
@@ -425,7 +425,7 @@ class Cluster:
         self._show(see)
 
     def _show(self, see: Callable[[], None]) -> None:
-        """Have the controller's cache take a change over, in order."""
+        """Have the controller's cache apply a change, in order."""
         self._seen_at = max(self._seen_at, self.loop.time() + self.lag_s * self.dice.uniform(0.2, 1.0))
         self._unseen.append(see)
         self.loop.at(self._seen_at, self._see_next)
@@ -452,7 +452,7 @@ def _avoided(pod: Mapping[str, Any]) -> set[str]:
 
 
 def _suits(pod: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
-    """Has a machine the labels that a pod requires?"""
+    """Whether a machine has the labels that a pod requires."""
     return any(all(_holds(one, labels) for one in term.get("matchExpressions", [])) for term in _terms(pod))
 
 

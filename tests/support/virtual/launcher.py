@@ -1,7 +1,7 @@
 """The launcher of one worker in virtual time: the real states and events, and what the launcher does in each of them.
 
 `elasticctl_launcher.launcher_states.transition` is the real one. What `restart_ranks`, `rendezvous` and the heartbeats
-do with threads, sockets and processes is told here with timers, messages and `script.Training`.
+do with threads, sockets and processes is done here with timers, messages and `script.Training`.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Surroundings(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Of a launcher, in seconds. `leave_s`: how long ranks may take to drain when it has to go."""
+    """Durations of a launcher, in seconds. `leave_s`: how long ranks may take to drain when it must leave."""
 
     prepare_s: float = 5.0
     spawn_s: float = 0.2
@@ -95,7 +95,7 @@ class Launcher:
         self._call: Call | None = None
         self._watch: Call | None = None
         self._watches = False
-        self._draining_told = False
+        self._knows_drain = False
         self._left_s: float | None = None
         self._known, self._refused_since = False, None
         self._unsent: list[dict[str, object]] = []
@@ -130,7 +130,7 @@ class Launcher:
     # What the service hears of it
 
     def heard_at(self, began: float) -> float | None:
-        """When it last gave a sign of life to the service that began then, renewals and heartbeats included."""
+        """Return its last sign of life for the service that began then, renewals and heartbeats included."""
         if not self.runs:
             return None
         calls = self.network.calls.get(self.node, ())
@@ -146,7 +146,7 @@ class Launcher:
         return self._beats_from + BEAT_S * math.floor((now - self._beats_from) / BEAT_S)
 
     def reconnect(self) -> None:
-        """The service has begun anew, or the node reaches it again."""
+        """The service has been restarted, or the node reaches it again."""
         if self.runs:
             self._beats_from = self.loop.time() + self.world.dice.uniform(0.0, BEAT_S)
             self.loop.at(self._beats_from, self._beat)
@@ -154,7 +154,7 @@ class Launcher:
     # The state machine
 
     def _happen(self, event: LauncherEvent) -> None:
-        """An event: the state that follows from it is entered."""
+        """Handle an event: enter the state that follows from it."""
         if not self.runs or self.state in FINAL_STATES:
             return
         before = self.state
@@ -207,7 +207,7 @@ class Launcher:
         if answer is None:
             self._again(self._join)
             return
-        status, told = answer
+        status, reply = answer
         if status != 200:
             now = self.loop.time()
             self._refused_since = now if self._refused_since is None else self._refused_since
@@ -219,21 +219,21 @@ class Launcher:
                 self._again(self._join)
             return
         self._known, self._refused_since, self._pause_s = True, None, RETRY_MIN_S
-        if told["state"] == "over":
+        if reply["state"] == "over":
             self._happen(_E.GROUP_FINISHED)
-        elif told["state"] == "formed":
-            self.generation = told["generation"]
-            self.members = tuple(member["uid"] for member in told["members"])
+        elif reply["state"] == "formed":
+            self.generation = reply["generation"]
+            self.members = tuple(member["uid"] for member in reply["members"])
             self._say("starting")
             self._begin_watch()
             self._connect()
-        elif told["state"] == "prepare":
+        elif reply["state"] == "prepare":
             self._happen(_E.RANKS_WANTED)
         else:
             self._join()
 
     def _prepare(self) -> None:
-        """Start the ranks before there is a group for them."""
+        """Start the ranks before a group waits for them."""
         self._is_prepared = True
         self.ranks, self.training, script = self._new_ranks(), None, self.world.script
         self.ranks.prepare(self.loop, script.import_s + script.load_s, self._are_prepared)
@@ -251,7 +251,7 @@ class Launcher:
         return self.ranks is not None and self.ranks.can_stay
 
     def _connect(self) -> None:
-        """Reach the store of rank 0's launcher; while that cannot be, only news of the group ends the wait."""
+        """Connect to the store of rank 0's launcher; while that fails, only a change of the group ends the wait."""
         if self._stale:
             self._join()
             return
@@ -262,7 +262,7 @@ class Launcher:
             self._after(0.5, self._connect)
 
     def can_reach(self, other: Launcher) -> bool:
-        """Do messages go from one to the other?"""
+        """Whether messages reach the other one."""
         isolated = self.world.cluster.nodes
         return self.runs and not self.frozen and not (isolated[self.node].cut or isolated[other.node].cut)
 
@@ -279,12 +279,12 @@ class Launcher:
 
     def _ask_to_stay(self) -> None:
         reclaimed_at = self.pod.reclaimed_at
-        told = {} if reclaimed_at is None else {"in_s": max(0.0, reclaimed_at - self.loop.time())}
-        self._ask("notice", lambda: {"uid": self.uid, "reason": "SIGTERM", "stays": True, **told}, self._may_stay)
+        deadline = {} if reclaimed_at is None else {"in_s": max(0.0, reclaimed_at - self.loop.time())}
+        self._ask("notice", lambda: {"uid": self.uid, "reason": "SIGTERM", "stays": True, **deadline}, self._may_stay)
 
     def _may_stay(self, answer: Answer) -> None:
-        told = answer[1] if answer is not None and answer[0] == 200 else {"stay_s": 0.0, "left_s": None}
-        stay_s, self._left_s = told["stay_s"], told["left_s"]
+        reply = answer[1] if answer is not None and answer[0] == 200 else {"stay_s": 0.0, "left_s": None}
+        stay_s, self._left_s = reply["stay_s"], reply["left_s"]
         if stay_s is not None and stay_s <= 0:
             self._happen(_E.LEAVE_DUE)
         elif stay_s is not None:
@@ -296,7 +296,7 @@ class Launcher:
 
     def _ranks_ended(self, how: Exit) -> None:
         if self.state in (_S.JOINING, _S.STARTING):
-            return  # they were kept for the next generation, in which they are started anew
+            return  # they were kept for the next generation, in which they are restarted
         if how.code == 0:
             self._notify(_E.ALL_RANKS_SUCCEEDED)
         elif self.failure is None:
@@ -314,7 +314,7 @@ class Launcher:
             self._notify(_E.RANK_FAILED)
 
     def _notify(self, event: LauncherEvent) -> None:
-        """Something has happened to ranks or the group: it counts while the ranks run."""
+        """Handle an event of the ranks or the group, which counts while the ranks run."""
         if self.frozen:
             self.loop.after(1.0, self._notify, event)
         elif self.state in TRAINING:
@@ -356,12 +356,12 @@ class Launcher:
         if answer is None:
             self._again(self._judge)
             return
-        status, told = answer
-        verdict = told.get("verdict") if status == 200 else "exit"
+        status, reply = answer
+        verdict = reply.get("verdict") if status == 200 else "exit"
         if verdict == "pending":
             self._judge()
         else:
-            if verdict == "rejoin" and not told.get("excused") and self.failure and self.failure.own:
+            if verdict == "rejoin" and not reply.get("excused") and self.failure and self.failure.own:
                 self.counted = [*self.counted, (self.generation, self.members.index(self.uid), self.failure)][-8:]
             self._happen(_E.REJOIN_ORDERED if verdict == "rejoin" else _E.EXIT_ORDERED)
 
@@ -410,11 +410,11 @@ class Launcher:
     def _end_failed(self) -> None:
         how = self.failure
         code = how.code if how is not None else 1
-        told = {"verdict": "application", "exitCode": code, "generation": self.generation, "worker": self.name}
+        message = {"verdict": "application", "exitCode": code, "generation": self.generation, "worker": self.name}
         if how is not None:
-            told |= {"error": how.error, "rank": 0}
-            told |= {"permanent": True} if self._is_permanent(how) else {}
-        self._exit(code, json.dumps(told))
+            message |= {"error": how.error, "rank": 0}
+            message |= {"permanent": True} if self._is_permanent(how) else {}
+        self._exit(code, json.dumps(message))
 
     def _stop_ranks(self, then: Callable[[], None]) -> None:
         if self.ranks is None or self.training is None:
@@ -445,8 +445,8 @@ class Launcher:
 
     def _report_of_failure(self) -> dict[str, Any]:
         assert self.failure is not None
-        told = self._report_of(self.generation, self.members.index(self.uid), self.failure)
-        return {**told, "failed": [self._report_of(*failed) for failed in self.counted], **self._words()}
+        report = self._report_of(self.generation, self.members.index(self.uid), self.failure)
+        return {**report, "failed": [self._report_of(*failed) for failed in self.counted], **self._words()}
 
     def _is_permanent(self, how: Exit) -> bool:
         bug = self.world.script.bug
@@ -466,7 +466,7 @@ class Launcher:
         }
 
     def _begin_watch(self) -> None:
-        self._stale = self._draining_told = False
+        self._stale = self._knows_drain = False
         self._pending.clear()
         self._watches = True
         self._ask_watch(with_members=False)
@@ -475,7 +475,7 @@ class Launcher:
         if not self._watches or not self.runs:
             return
         generation = self.generation
-        body: dict[str, Any] = {"uid": self.uid, "generation": generation, "draining": self._draining_told}
+        body: dict[str, Any] = {"uid": self.uid, "generation": generation, "draining": self._knows_drain}
         if with_members:
             launchers = [self.world.launchers[uid] for uid in self.members]
             body["stays"] = self._can_stay()
@@ -498,8 +498,8 @@ class Launcher:
         if state == "stale":
             self._watches, self._stale = False, True
             self._notify(_E.GENERATION_STALE)
-        elif state == "drain" and not self._draining_told:
-            self._draining_told = True
+        elif state == "drain" and not self._knows_drain:
+            self._knows_drain = True
             self._ask_watch(with_members=False)
             self._notify(_E.LEAVE_DUE if answer[1]["leave"] else _E.DRAIN_REQUESTED)
         else:
@@ -512,7 +512,7 @@ class Launcher:
             self._watch = None
 
     def report(self, message: dict[str, object]) -> None:
-        """A rank tells something."""
+        """A rank reports something."""
         if message["kind"] == "finished":
             self._say("exporting")
             return
@@ -542,7 +542,7 @@ class Launcher:
         self.doing, self.since = doing, self.loop.time()
         self._beat_before = self._beaten_at(self.network.cut.get(self.node, self.since))
         self._beats_from = self.since + SETTLE_S
-        if doing not in ("waiting", "finishing"):  # those are told by the poll that begins now
+        if doing not in ("waiting", "finishing"):  # the poll that begins now reports these
             self.loop.at(self._beats_from, self._beat)
 
     def _beat(self) -> None:
@@ -553,7 +553,7 @@ class Launcher:
         return {"uid": self.uid, "doing": self.doing, "since_s": self.loop.time() - self.since}
 
     def _ask(self, verb: str, body: Callable[[], Mapping[str, Any]], on_answer: Callable[[Answer], None]) -> None:
-        """A question that belongs to the state: its answer is of no use in another."""
+        """Send a request of the current state; the answer is dropped in another."""
         visit = self._visit
 
         def answered(answer: Answer) -> None:
@@ -576,7 +576,7 @@ class Launcher:
         return pause_s * self.world.dice.uniform(0.5, 1.0)
 
     def _after(self, delay_s: float, call: Callable[..., None], *args: Any) -> None:
-        """Do that, unless the state has changed by then."""
+        """Call it after a delay, unless the state has changed by then."""
         visit = self._visit
 
         def do() -> None:

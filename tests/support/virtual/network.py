@@ -1,7 +1,7 @@
 """Messages between launchers and the service: they take time, get lost, and are cut off with the node.
 
-A long poll of a real launcher is renewed every 20 s, and given up 40 s after it was sent. Where polls are held for ever
-instead, a cut ends those whose next renewal it would have lost, when the launcher would have noticed.
+A real launcher renews a long poll every 20 s, and gives it up 40 s after it was sent. Where polls are held without
+limit instead, a cut ends those whose next renewal would have been lost, at the time when the launcher would notice.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ KEEPALIVE_S = 2.0
 LONG_POLLS = frozenset({"join", "watch", "finish", "fail"})
 
 Answer = tuple[int, Mapping[str, Any]] | None
-"""An HTTP status and the answer; None: nobody answered."""
+"""An HTTP status and the answer; None: no answer."""
 
 
 @dataclass(slots=True)
 class Weather:
-    """How the network does: delays of messages and the share of those that are lost, until somebody changes it."""
+    """The state of the network: delays of messages, and the share that is lost."""
 
     delay_s: float = 0.002
     late_share: float = 0.0
@@ -133,7 +133,7 @@ class Network:
         self.cut.pop(node, None)
 
     def break_all(self) -> None:
-        """The service has died: whoever waits for its answer is told so by the operating system."""
+        """The service has died: the operating system closes the connections of all who wait for an answer."""
         for calls in list(self.calls.values()):
             for call in list(calls):
                 if call.task is not None and call.node in self.cut:

@@ -1,7 +1,7 @@
 """What the ranks of a job do, in virtual time: they import, meet, load, step, save, fail, tear down, hang and export.
 
-`Script` is how a training script behaves, `Training` is one generation of it. Progress is computed from the pace when
-somebody asks; only what somebody else notices is an event.
+`Script` is how a training script behaves, `Training` is one generation of it. Progress is computed from the pace on
+demand; only what others notice is an event.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from enum import Enum
 
 from elasticctl_launcher.hangs.standstill import TimeLimit
 from tests.support.virtual.clock import TICK_S, VirtualLoop
-from tests.support.virtual.staying import HANDOVER_S, Exit, Ranks, Where, keep, tear, vote
+from tests.support.virtual.staying import HANDOVER_S, Exit, Ranks, Where, keep_state, tear, vote
 
 STANDS_STILL = "the group hangs: it stands still"
 """What the launchers that found a hang say."""
@@ -74,7 +74,7 @@ class Bug:
 class Script:
     """How long a training script takes for everything, in seconds, and what is wrong with it.
 
-    `step_s` is for one step with one worker; n workers take n**0.8 times less. A rank that is told to stop needs
+    `step_s` is for one step with one worker; n workers take n**0.8 times less. A rank that is asked to stop needs
     `stop_s`; one that fails tears down for `teardown_s` first. `reports`: it uses the training library. `stays`: its
     ranks stay in their processes when the group changes.
     """
@@ -120,12 +120,12 @@ class Figures:
     furthest: int = 0
     strikes: int = 0
     hits: int = 0
-    """Strikes of the bug that somebody has noticed: a hang may end by something else before it is found."""
+    """Strikes of the bug that were noticed: a hang may end for another reason before it is detected."""
     hits_since_commit: int = 0
     taken_for_hung: set[str] = field(default_factory=set)
     """Workers whose ranks have waited too long for a machine that could not be reached."""
     last_step_at: float = 0.0
-    told_to_stay: bool = False
+    ranks_stay: bool = False
     """Ranks have said that they stay in their processes."""
     own_failures: dict[str, float] = field(default_factory=dict)
     """When ranks of a worker (uid) last failed by themselves."""
@@ -140,7 +140,7 @@ class Figures:
 class Training:
     """One generation.
 
-    `tell(uid, message)` is called with what a rank reports to its launcher, `on_begin(training)` when its ranks have
+    `report(uid, message)` is called with what a rank reports to its launcher, `on_begin(training)` when its ranks have
     come to one state.
 
     `first_at` is when its first step ends, which takes `first_s`, `halted_at` when it stopped making steps. It makes no
@@ -154,7 +154,7 @@ class Training:
     figures: Figures
     generation: int
     members: tuple[str, ...]
-    tell: Callable[[str, dict[str, object]], None]
+    report: Callable[[str, dict[str, object]], None]
     on_begin: Callable[[Training], None] = lambda training: None
     ranks: dict[str, Ranks] = field(default_factory=dict)
     resumed: int = 0
@@ -249,7 +249,7 @@ class Training:
         self._break()
 
     def kill(self, ranks: Ranks, *, silently: bool = False) -> None:
-        """They are gone at once; `silently`: with their node, so that no connection is closed."""
+        """End them immediately; `silently`: with their node, so that no connection is closed."""
         ranks.cancel()
         if ranks.alive:
             was_moving, trained = self.is_moving, ranks.where is Where.TRAINING
@@ -288,7 +288,7 @@ class Training:
             if self.halted_step > self.resumed:
                 self.figures.steps_made += self.halted_step - self.resumed
                 self.figures.last_step_at = self.halted_at
-            keep(self._here(), self.halted_step, warm=self.halted_step > self.resumed)
+            keep_state(self._here(), self.halted_step, warm=self.halted_step > self.resumed)
             for timer in self.timers:
                 timer.cancel()
             self.timers.clear()
@@ -309,7 +309,7 @@ class Training:
         if node in self.stalled and self.halted_at is None:
             self.stalled.discard(node)
             if not self.stalled:
-                self._tell_places("")
+                self._report_places("")
                 self._note_last_step()
                 self.paused_s += self.loop.time() - self.stalled_since
                 if self.begun:
@@ -318,7 +318,7 @@ class Training:
                     self._meet()
 
     def _note_last_step(self) -> None:
-        """Launchers have heard of each step until the stall, not only of those that are told here."""
+        """Launchers have heard of each step until the stall, not only of those that are reported here."""
         if self.script.reports and self.has_stepped:
             at = self.time_of(self.step)
             self.figures.time_limit.start_generation(at)
@@ -341,7 +341,7 @@ class Training:
         members = [self.ranks[uid] for uid in self.members]
         kept, is_handed_over = vote(members)
         if kept is None and self.storage.away:
-            self._tell_waiting()
+            self._report_waiting()
             self.timers.append(self.loop.after(10.0, self._meet))
             return
         self.begun, self.from_memory = True, kept is not None
@@ -365,9 +365,9 @@ class Training:
         if script.reports:
             resumed_at = self.first_at + self.paused_s - self.first_s
             if resumed_at >= now - TICK_S:
-                self.timers.append(self.loop.at(resumed_at, self._tell_resumed))
+                self.timers.append(self.loop.at(resumed_at, self._report_resumed))
             next_step = self.step + 1
-            self.timers.append(self.loop.at(self.time_of(next_step), self._tell_progress, 1.0))
+            self.timers.append(self.loop.at(self.time_of(next_step), self._report_progress, 1.0))
         first = max(now, self.first_at + self.paused_s)
         self.timers.append(self.loop.at(first + script.save_every_s, self._save))
         bug = script.bug
@@ -384,23 +384,23 @@ class Training:
             return None
         return self.time_of(bug.step + 1) - (self.first_s if self.resumed == bug.step else self.pace_s) / 2
 
-    def _tell_resumed(self) -> None:
-        self.figures.told_to_stay = self.script.stays
+    def _report_resumed(self) -> None:
+        self.figures.ranks_stay = self.script.stays
         self.figures.time_limit.record_report("resumed", self.loop.time())
-        told = {"kind": "resumed", "generation": self.generation, "step": self.resumed}
+        fields = {"kind": "resumed", "generation": self.generation, "step": self.resumed}
         source = "memory" if self.from_memory else "storage"
-        self.tell(self.members[0], {**told, "source": source, "stays": self.script.stays})
+        self.report(self.members[0], {**fields, "source": source, "stays": self.script.stays})
 
-    def _tell_waiting(self) -> None:
+    def _report_waiting(self) -> None:
         if self.script.reports:
-            self.tell(self.members[0], {"kind": "waiting", "reason": "the storage"})
+            self.report(self.members[0], {"kind": "waiting", "reason": "the storage"})
 
-    def _tell_progress(self, every_s: float) -> None:
-        if every_s == 1.0:  # each step is told in truth: the first ones give the time limit
+    def _report_progress(self, every_s: float) -> None:
+        if every_s == 1.0:  # really, each step is reported: the first ones give the time limit
             self.figures.time_limit.record_report("progress", self.loop.time())
             self.timers.append(self.loop.after(max(1.0, self.pace_s), self._measure_step))
-        self.tell(self.members[0], self._progress())
-        self.timers.append(self.loop.after(every_s, self._tell_progress, every_s * 2))
+        self.report(self.members[0], self._progress())
+        self.timers.append(self.loop.after(every_s, self._report_progress, every_s * 2))
 
     def _measure_step(self) -> None:
         self.figures.time_limit.record_report("progress", self.loop.time())
@@ -419,7 +419,7 @@ class Training:
 
     def _saved(self, step: int) -> None:
         if self.storage.away:
-            self._tell_waiting()
+            self._report_waiting()
             self.timers.append(self.loop.after(10.0, self._saved, step))
         else:
             self._commit(step)
@@ -431,8 +431,8 @@ class Training:
             self.storage.commits += 1
             self.figures.hits_since_commit = 0
             if self.script.reports:
-                told = {"generation": self.generation, "step": step, "committed": self.storage.commits}
-                self.tell(self.members[0], {"kind": "committed", "url": "s3://b/run", "size_bytes": 1, **told})
+                fields = {"generation": self.generation, "step": step, "committed": self.storage.commits}
+                self.report(self.members[0], {"kind": "committed", "url": "s3://b/run", "size_bytes": 1, **fields})
 
     def _drained(self, on_drained: Callable[[], None]) -> None:
         if self.halted_at is not None or self.draining:
@@ -443,7 +443,7 @@ class Training:
         self.draining = True
         if self._commits_drain:
             self._commit(self.step)
-        self.tell(self.members[0], self._progress())
+        self.report(self.members[0], self._progress())
         self.halt()
         if self.script.stays:
             for ranks in self._here():
@@ -465,7 +465,7 @@ class Training:
         """The bug: one worker's ranks fail, or hang."""
         culprit = self.ranks[self._culprit(bug)]
         if self.begun and self.script.reports:
-            self.tell(self.members[0], self._progress())
+            self.report(self.members[0], self._progress())
         self.halt()
         self.figures.strikes += 1
         self.figures.own_failures[culprit.uid] = self.loop.time()
@@ -476,7 +476,7 @@ class Training:
         self._fail(culprit, Exit(bug.exit_code, 0.0, True, bug.error), closes_first=bug.closes_first)
 
     def _look_for_hang(self, since: float, culprit: str = "") -> None:
-        """The ranks have stood still since then: launchers find out in time."""
+        """The ranks have stood still since then: have the launchers detect it in time."""
         allowed = self.figures.time_limit.allowance()
         self.loop.at(since + allowed.report_s, self._report_hang, since)
         if allowed.end_s is not None:
@@ -487,16 +487,16 @@ class Training:
 
     def _report_hang(self, since: float) -> None:
         if self._stands_still(since):
-            self._tell_places("all_reduce")
+            self._report_places("all_reduce")
 
-    def _tell_places(self, where: str) -> None:
-        """The ranks that nothing keeps from it say where they stand; an empty place means that they move again."""
+    def _report_places(self, where: str) -> None:
+        """Report where ranks stand, of those that can; an empty place means that they move again."""
         for number, uid in enumerate(self.members):
             ranks = self.ranks.get(uid)
             if ranks in self._here() and ranks.where is Where.TRAINING and ranks.node not in self.stalled:
                 place = {"rank": number, "where": where, "waits": True}
-                told = {"kind": "hang", "generation": self.generation, "step": self.step, "ranks": [place]}
-                self.tell(uid, told)
+                fields = {"kind": "hang", "generation": self.generation, "step": self.step, "ranks": [place]}
+                self.report(uid, fields)
 
     def _find_hang(self, since: float, culprit: str) -> None:
         if not self._stands_still(since):
@@ -559,7 +559,7 @@ class Training:
             return
         self._commit(self.script.steps)
         if self.script.reports and self.resumed < self.script.steps:
-            self.tell(self.members[0], self._progress())
+            self.report(self.members[0], self._progress())
         self.halt()
         for number, uid in enumerate(self.members):
             ranks = self.ranks[uid]
@@ -568,4 +568,4 @@ class Training:
                 export_s = self.script.export_s if number == 0 else 0.0
                 ranks.timer = self.loop.after(0.1 + export_s, self._exit, ranks)
                 if self.script.reports:
-                    self.tell(uid, {"kind": "finished", "generation": self.generation, "step": self.script.steps})
+                    self.report(uid, {"kind": "finished", "generation": self.generation, "step": self.script.steps})

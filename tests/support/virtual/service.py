@@ -1,8 +1,8 @@
 """The controller's process in virtual time: the real rendezvous service and the real controller, which may crash.
 
 What is not real: requests come without HTTP (`network`), the loop's thread and its work queue are timers, and calls to
-the cluster are made one after the other. Long polls may be held for ever instead of being renewed every 20 s; the signs
-of life that renewals and heartbeats give are then computed when somebody looks (`_LazySigns`).
+the cluster are made one after the other. Long polls may be held without limit instead of being renewed every 20 s; the
+signs of life of renewals and heartbeats are then computed on demand (`_LazySigns`).
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from tests.support.virtual.clock import EPOCH, VirtualLoop, VirtualTime, WallClo
 TOKEN = "token"
 FOR_EVER_S = 1e9
 REFRESH_S = 3600.0
-"""A job that nothing happens to is looked at again at least this often by the simulated watch's resync."""
+"""How often the simulated watch's resync reconciles a job at least."""
 
 T = TypeVar("T")
 
 
 class Inline:
-    """Stands in for the thread pool of the controller's loop: every call is made at once."""
+    """Stands in for the thread pool of the controller's loop: every call is made immediately."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         pass
@@ -106,7 +106,7 @@ class Timers:
 
 
 class _Connection:
-    """Of a request: it holds until the service is told otherwise (`ControlPlane.lose_host`)."""
+    """The connection of a request, which holds until `ControlPlane.lose_host`."""
 
     def exception(self) -> None:
         return None
@@ -154,7 +154,7 @@ class _LazySigns(dict[str, Sign]):
 class ControlPlane:
     """The process that holds the service and the controller. `clock` is its machine's.
 
-    `heard_at(uid)` is when a worker's launcher last gave a sign of life, in seconds since the story began. A request
+    `heard_at(uid)` is when a worker's launcher last gave a sign of life, in seconds since the scenario began. A request
     is answered with (status, answer), or with None when the process dies before.
     """
 
@@ -175,7 +175,7 @@ class ControlPlane:
         return self.service is not None
 
     def start(self, keys: list[str]) -> None:
-        """Start the process anew; it knows nothing but what is stored."""
+        """Start the process, which knows only what is stored."""
         self.starts += 1
         offset_s, self._began = self.clock.offset_s, self._loop.time()
         steady = lambda: EPOCH + offset_s + self._loop.time()  # noqa: E731
@@ -197,7 +197,7 @@ class ControlPlane:
             call()
 
     def crash(self) -> None:
-        """Nothing is left of it but what it has stored; the requests under way are never answered."""
+        """End the process: only what it has stored is left, and open requests are never answered."""
         for task in list(self._tasks):
             task.cancel()
         if self._queue is not None:

@@ -1,6 +1,6 @@
-"""Ranks that stay in their processes when the group changes: what a process holds, and how a group comes to one state.
+"""Ranks that stay in their processes when the group changes: what a process holds, and how a group agrees on a state.
 
-Who has the newest state, and who takes it over, is decided by the real `elasticctl_train.inplace.handover.decide`.
+The real `elasticctl_train.inplace.newest_state.decide` decides who has the newest state, and who receives it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Where(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """How the ranks of a worker ended. `at` is in seconds since the story began; `own`: by an error of their own."""
+    """How the ranks of a worker ended. `at` is in seconds since the scenario began; `own`: by an error of their own."""
 
     code: int
     at: float
@@ -51,7 +51,7 @@ class Ranks:
 
     `generation` is the newest that it has a place in; `attached`: it can be kept when that ends. `kept` is the step
     whose state it holds in memory (None: it has none), `warm`: it has made a step, so that its next one takes no longer
-    than any other. `prepared`: it was started beside a group.
+    than any other. `prepared`: it was started while a group trained without it.
     """
 
     uid: str
@@ -74,7 +74,7 @@ class Ranks:
 
     @property
     def can_stay(self) -> bool:
-        """As its launcher sees it: the process is there, and has not hung up."""
+        """Whether its launcher sees a process that is connected."""
         return self.alive and self.attached and self.where is not Where.EXPORTING
 
     def cancel(self) -> None:
@@ -89,7 +89,7 @@ class Ranks:
         self.where = Where.GONE
 
     def prepare(self, loop: VirtualLoop, after_s: float, on_ready: Callable[[], None]) -> None:
-        """Import and build beside the group, until a place in it is needed."""
+        """Import and build while the group trains without it, until it needs a place."""
 
         def is_ready() -> None:
             self.timer, self.where, self.attached = None, Where.WAITING, True
@@ -100,12 +100,12 @@ class Ranks:
 
 
 def vote(members: Sequence[Ranks]) -> tuple[int | None, bool]:
-    """From which step these go on with what they hold in memory (None: nobody holds any); does one take it over?"""
+    """Return from which step in memory these continue (None: no rank has a state), and whether one receives it."""
     agreement = decide([Standing(ranks.kept or 0, has_state=ranks.kept is not None) for ranks in members])
     return (None if agreement.source is None else agreement.newest.step), bool(agreement.receivers)
 
 
-def keep(members: Sequence[Ranks], step: int, *, warm: bool) -> None:
+def keep_state(members: Sequence[Ranks], step: int, *, warm: bool) -> None:
     """Training has ended with this step: those that train hold it."""
     for ranks in members:
         if ranks.where is Where.TRAINING:

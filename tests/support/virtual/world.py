@@ -1,6 +1,6 @@
 """One job in a simulated cluster: the parts, and what can happen to them.
 
-What holds at every moment is checked as it happens (`checks`); whoever runs a world sees the first error raised.
+Properties are checked as things happen (`checks`); running a world raises the first error.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NAME = "job"
 POLL_S = 20.0
 LEASE_S = 10.0
 AFTER_S = 60.0
-"""How long an outage may be felt: a launcher whose answer was lost asks again after 40 s."""
+"""How long an outage has an effect: a launcher whose answer was lost asks again after 40 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Setup:
 
 @dataclass(eq=False)
 class World:
-    """A job, its cluster and its controller; begins with `begin`."""
+    """A job, its cluster and its controller; begins with `start`."""
 
     setup: Setup
     seed: int
@@ -88,7 +88,7 @@ class World:
         with without_threads(self.loop, FOR_EVER_S if self.setup.lazy else POLL_S):
             self.loop.run_until(until_s)
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Start the controller and submit the job."""
         setup = self.setup
         for number in range(setup.nodes):
@@ -109,7 +109,7 @@ class World:
             self.cluster.put_job(manifest, self.job_uid)
 
     def close(self) -> None:
-        """Leave nothing behind."""
+        """End everything."""
         with without_threads(self.loop, POLL_S):
             self.plane.crash()
             self.loop.finish()
@@ -133,7 +133,7 @@ class World:
 
     @property
     def is_disturbed(self) -> bool:
-        """Something is cut off, away or ill at this moment."""
+        """Whether something is cut off or away at this moment."""
         if self.loop.time() < max([*self._outages.values(), *self._cut_until.values()], default=-AFTER_S) + AFTER_S:
             return True
         return not self.plane.is_up or self.cluster.away or self.storage.away
@@ -145,7 +145,7 @@ class World:
                 return known
         begin = self.ledger.check_begin
         made = Training(
-            self.loop, self.dice, self.script, self.storage, self.figures, generation, members, self._tell, begin
+            self.loop, self.dice, self.script, self.storage, self.figures, generation, members, self._report, begin
         )
         self.trainings.append(made)
         return made
@@ -176,7 +176,7 @@ class World:
             self.network.break_all()
             self.plane.crash()
             if self.script.bug is not None and self.script.bug.fault is Fault.HANGS:
-                self.ledger.note_fault()  # a hang that is found meanwhile is nobody's failure
+                self.ledger.note_fault()  # a hang that is detected meanwhile is not counted
             self.loop.after(away_s, self._restart_service)
 
     def _restart_service(self) -> None:
@@ -184,7 +184,7 @@ class World:
             self.loop.after(1.0, self._restart_service)
         elif not self.plane.is_up:
             self.plane.start(list(self.cluster.jobs))
-            self._outages["service"] = self.loop.time()  # until launchers call, nobody knows what they do
+            self._outages["service"] = self.loop.time()  # until launchers call, it does not know what they do
 
     def cut_service(self, name: str, for_s: float) -> None:
         """A launcher cannot reach the service, but its ranks reach their peers."""
@@ -195,7 +195,7 @@ class World:
         self.loop.at(self._cut_until[name], self._heal, name)
 
     def isolate(self, name: str, for_s: float, lost_s: float) -> None:
-        """A machine reaches nobody."""
+        """A machine loses its network."""
         self.cut_service(name, for_s)
         self.ledger.note_fault()
         for training in self.trainings[-2:]:
@@ -223,7 +223,7 @@ class World:
             self.cluster.kill(pod)
 
     def reclaim(self, name: str, gone_s: float) -> None:
-        """A machine is taken back; its launcher is told `gone_s` before."""
+        """A machine is reclaimed; its launcher is notified `gone_s` before."""
         self.ledger.note_fault()
         self.cluster.notice(name, gone_s)
 
@@ -251,7 +251,7 @@ class World:
         self.storage.away = True
 
     def change_weather(self, for_s: float, **weather: float) -> None:
-        """Messages get lost or come late for so long: what is told of a failure, too."""
+        """Messages get lost or come late for so long, reports of failures too."""
         self.ledger.note_fault()
         self._away("weather", for_s, self._end_weather)
         self.network.weather = replace(self.network.weather, **weather)
@@ -315,7 +315,7 @@ class World:
         launcher = self.launchers[pod.uid] = Launcher(self, pod, (self.key, self.job_uid), timing)
         return launcher
 
-    def _tell(self, uid: str, message: dict[str, object]) -> None:
+    def _report(self, uid: str, message: dict[str, object]) -> None:
         self.launchers[uid].report(message)
 
     def _heard_at(self, uid: str, began: float) -> float | None:

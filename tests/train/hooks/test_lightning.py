@@ -18,8 +18,7 @@ from elasticctl_store.errors import RestoreError
 from elasticctl_store.storage.local import LocalStorage
 from elasticctl_train import ElasticDataLoader
 from tests.support.train import hook_programs, ranks
-from tests.support.train.counting import note_samples
-from tests.support.train.hook_programs import GLOBAL_BATCH, SAMPLES, Samples
+from tests.support.train.hook_programs import GLOBAL_BATCH, SAMPLES, Samples, note_samples
 from tests.support.train.launcher import Launcher
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # warnings of Lightning, also about this version of torch

@@ -14,7 +14,7 @@ from elasticctl_store.checkpoints.commits import read_commits
 from elasticctl_store.errors import RestoreError, TrainError
 from elasticctl_store.storage.local import LocalStorage
 from tests.support.train import hook_programs, ranks
-from tests.support.train.counting import note_samples
+from tests.support.train.hook_programs import note_samples
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # warnings of transformers and accelerate about this version of torch
 

@@ -11,6 +11,7 @@ from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,8 +24,33 @@ from elasticctl_train.inplace.connections import GroupConnections, gpu_failure, 
 from elasticctl_train.inplace.group import ElasticGroup
 from tests.support.ports import free_port
 from tests.support.train import ranks
-from tests.support.train.gpu_groups import OnGpus
 from tests.support.waiting import wait_until
+
+
+class OnGpus:
+    """A process group as one of NCCL looks, that records the calls it gets."""
+
+    def __init__(self, name: str, calls: list[str], failed: str = "SUCCESS") -> None:
+        self._name, self.record, self.failed = name, calls.append, failed
+
+    def _get_backend(self, device: torch.device) -> Any:
+        assert device.type == "cuda"
+        return self
+
+    def name(self) -> str:
+        return self._name
+
+    def _group_start(self) -> None:
+        self.record("start")
+
+    def abort(self) -> None:
+        self.record("abort")
+
+    def _group_end(self) -> None:
+        self.record("end")
+
+    def get_error(self) -> Any:
+        return SimpleNamespace(name=self.failed)
 
 
 def give_up_and_meet(port: int) -> None:
@@ -134,7 +160,7 @@ def test_a_cut_group_is_known_before_a_gpu_can_notice() -> None:
     connections = GroupConnections(2)
     known: list[bool] = []
     group: Any = OnGpus("nccl", [])
-    group.tell = lambda word: known.append(connections.is_cut)
+    group.record = lambda word: known.append(connections.is_cut)
     connections.add_gpu_groups([group])
     assert not connections.is_cut
     connections.cut()

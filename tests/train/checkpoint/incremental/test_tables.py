@@ -22,17 +22,16 @@ from elasticctl_store.storage.local import LocalStorage
 from elasticctl_train.checkpoint.checkpointer import Checkpointer
 from elasticctl_train.checkpoint.incremental import rows, tables
 from elasticctl_train.dcp import ElasticReader
-from tests.support.train import changing_rows, programs, ranks, sharded
-from tests.support.train.changing_rows import RowsWorld
+from tests.support.train import incremental_saves, programs, ranks, sharded
 from tests.support.train.checkpoints import read_alone
-from tests.support.train.frozen_parts import Counting, base_files, flip, save, tell
+from tests.support.train.incremental_saves import Counting, RowsWorld, base_files, flip, run_events, save
 from tests.support.train.programs import table_state
 from tests.support.train.states import same
 
 
 @pytest.fixture(autouse=True)
 def _small_tables_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, name, value in changing_rows.SMALL:
+    for module, name, value in incremental_saves.SMALL:
         monkeypatch.setattr(module, name, value)
 
 
@@ -291,7 +290,7 @@ def test_rows_at_the_edges_of_reads_are_patched(tmp_path: Path, monkeypatch: pyt
         monkeypatch.setattr(verify, "CHUNK_BYTES", chunk_bytes)
         verify.verify(storage, newest, lambda count: None)
         verify.pull(storage, newest, "model", tmp_path / "pulled", lambda count: None)
-        pulled = changing_rows.load(tmp_path / "pulled")
+        pulled = incremental_saves.load(tmp_path / "pulled")
         for name, tensor in table_state(6)["model"].items():
             assert same(pulled[name], tensor.contiguous().view(-1).view(torch.uint8))
 
@@ -401,5 +400,5 @@ def test_each_rank_writes_the_rows_of_its_shard(tmp_path: Path) -> None:
 
 @pytest.mark.seeds(2)
 def test_after_any_history_commits_are_intact_and_no_files_are_left(tmp_path: Path, seed: int) -> None:
-    world = tell(tmp_path, seed, events=10, kind=RowsWorld)
+    world = run_events(tmp_path, seed, events=10, kind=RowsWorld)
     assert world.patches

@@ -18,7 +18,7 @@ from elasticctl_train.checkpoint.checkpointer import Checkpointer
 from elasticctl_train.checkpoint.incremental import unchanged
 from tests.support.train import programs, ranks
 from tests.support.train.checkpoints import FOLDER, gather_shares, make_share, read_alone
-from tests.support.train.frozen_parts import Counting, base_files, flip, save, tell
+from tests.support.train.incremental_saves import Counting, base_files, flip, run_events, save
 from tests.support.train.programs import frozen_state
 from tests.support.train.states import same
 
@@ -187,4 +187,4 @@ def test_each_of_two_ranks_writes_its_changes(tmp_path: Path) -> None:
 
 @pytest.mark.seeds(2)
 def test_after_any_history_commits_are_intact_and_no_files_are_left(tmp_path: Path, seed: int) -> None:
-    tell(tmp_path, seed, events=15)
+    run_events(tmp_path, seed, events=15)

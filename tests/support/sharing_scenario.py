@@ -1,4 +1,4 @@
-"""The story of two projects that share four slots, for whatever cluster: nothing is typed, and no step is lost."""
+"""A scenario for any cluster: two projects share four slots, by the API alone, and no step is lost."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Stories: a job, its cluster and everything that goes wrong, all drawn from one seed, and what has to become of it.
+"""Scenarios: a job, its cluster and everything that goes wrong, all drawn from one seed, and the required outcome.
 
-`tell(story)` runs one and raises `BrokenPromise` where a property does not hold; `shrink` drops incidents from a story
-that fails as long as it still fails the same way.
+`run_scenario` raises `BrokenPromise` where a property does not hold. `shrink` drops incidents from a scenario that
+fails, as long as it still fails in the same way.
 """
 
 from __future__ import annotations
@@ -11,25 +11,24 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from elasticctl.api.status import Phase
-from tests.support.virtual.checks import BrokenPromise
+from tests.support.virtual.checks import BrokenPromise, Watcher
 from tests.support.virtual.launcher import Timing
 from tests.support.virtual.script import Bug, Fault, Script
-from tests.support.virtual.watcher import Watcher
 from tests.support.virtual.world import Setup, World
 
 SETTLE_S = 400.0
-"""How long after the last incident everything has to be in order, if the script needs no time for anything."""
+"""How long after the last incident everything must be in order, if the script itself takes no time."""
 BACK_S = 120.0
 STAYING_SHARE = 0.5
-"""How many of the scripts that use the training library keep their processes."""
+"""The share of scripts with the training library that keep their processes."""
 SLOW_SHARE = 0.2
-"""How many scripts take minutes to stop, to tear down or to import."""
+"""The share of scripts that take minutes to stop, to tear down or to import."""
 UNSTEADY_SHARE = 0.25
-"""In how many stories something comes and goes, or the service is away for an hour."""
+"""The share of scenarios in which something comes and goes, or the service is away for an hour."""
 SUSPENDED_SHARE = 0.15
-"""In how many stories the job is suspended, once or more."""
+"""The share of scenarios in which the job is suspended, once or more."""
 HANG_S = 2500.0
-"""How long it takes until a hang is found, and until who has caused what is decided."""
+"""How long it takes to detect a hang and to decide who caused it."""
 
 
 class What(Enum):
@@ -39,11 +38,11 @@ class What(Enum):
     RECLAIM = "a machine is taken back, with notice"
     KILL = "a launcher is killed"
     DELETE_POD = "somebody deletes a pod"
-    LOSE_MOST = "most machines die at once, and come back after a while"
+    LOSE_MOST = "most machines die at the same time, and come back after a while"
     CUT_SERVICE = "a launcher cannot reach the service"
-    ISOLATE = "a machine reaches nobody"
+    ISOLATE = "a machine is cut off from the network"
     FREEZE = "nothing on a machine moves"
-    CRASH_SERVICE = "the controller's process dies, and begins anew after a while"
+    CRASH_SERVICE = "the controller's process dies, and is restarted after a while"
     API_AWAY = "the API server does not answer"
     STORAGE_AWAY = "the storage does not answer"
     LOSSY = "messages get lost"
@@ -60,9 +59,9 @@ class What(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """Something that happens at `at_s` to the machine that `pick` (0 to 1) chooses among those there are, for `for_s`.
+    """Something that happens at `at_s`, for `for_s`, to the machine that `pick` (0 to 1) chooses.
 
-    `known_s`: when the cluster notices. `amount`: by how much, where that can be more or less.
+    `known_s`: when the cluster notices. `amount`: by how much, for kinds that have a degree.
     """
 
     at_s: float
@@ -74,8 +73,8 @@ class Incident:
 
 
 @dataclass(frozen=True, slots=True)
-class Story:
-    """What is told. After `quiet_s` nothing more goes wrong."""
+class Scenario:
+    """What is simulated. After `quiet_s` nothing more goes wrong."""
 
     seed: int
     setup: Setup
@@ -88,13 +87,13 @@ class Story:
 
     @property
     def has_to_fail(self) -> bool:
-        """The script is wrong, and more often than the job's budget allows."""
+        """The script fails more often than the backoff limit allows."""
         bug = self.setup.script.bug
         return bug is not None and (bug.times == 0 or bug.times > self.setup.backoff_limit)
 
 
-def draw(seed: int) -> Story:
-    """The story of a seed."""
+def draw(seed: int) -> Scenario:
+    """Return the scenario of a seed."""
     dice = random.Random(seed)
     workers = dice.choice((1, 2, 3, 3, 4, 5, 8))
     backoff_limit = dice.choice((0, 1, 3, 3, 3, 6))
@@ -121,11 +120,11 @@ def draw(seed: int) -> Story:
     incidents = [draw_incident(dice, span_s) for _ in range(count)]
     incidents += draw_unsteady(random.Random(f"unsteady {seed}"), span_s)
     incidents += draw_suspended(random.Random(f"suspended {seed}"), span_s)
-    return Story(seed, setup, tuple(sorted(incidents, key=lambda item: item.at_s)))
+    return Scenario(seed, setup, tuple(sorted(incidents, key=lambda item: item.at_s)))
 
 
 def slow_down(script: Script, dice: random.Random) -> tuple[Script, Timing]:
-    """Some scripts take minutes for what takes others seconds; their launchers give them the time to stop."""
+    """Make some scripts take minutes instead of seconds; their launchers give them the time to stop."""
     if dice.random() >= SLOW_SHARE:
         return script, Timing()
     stop_s = dice.choice((script.stop_s, 60.0))
@@ -135,7 +134,7 @@ def slow_down(script: Script, dice: random.Random) -> tuple[Script, Timing]:
 
 
 def draw_unsteady(dice: random.Random, span_s: float) -> list[Incident]:
-    """What comes and goes for a while, and a service that is away for long: seldom drawn by chance, and telling."""
+    """Draw what comes and goes for a while, or a service that is away for long: rare by chance, but revealing."""
     if dice.random() >= UNSTEADY_SHARE:
         return []
     what = dice.choice((What.FLAP, What.FLAP, What.CRASH_LOOP, What.CRASH_SERVICE))
@@ -195,7 +194,7 @@ def draw_incident(dice: random.Random, span_s: float) -> Incident:
 
 
 def happen(world: World, item: Incident) -> None:
-    """Let it happen."""
+    """Cause the incident."""
     names = [node.name for node in world.cluster.nodes.values() if node.up and not node.cut and node.pod is not None]
     if item.what not in _ON_NODES:
         happen_to_all(world, item)
@@ -208,7 +207,7 @@ def happen(world: World, item: Incident) -> None:
 
 
 def happen_to_node(world: World, item: Incident, name: str) -> None:
-    """Let something happen to one machine."""
+    """Cause an incident of one machine."""
     match item.what:
         case What.LOSE_NODE:
             world.lose_node(name, item.known_s)
@@ -232,7 +231,7 @@ def happen_to_node(world: World, item: Incident, name: str) -> None:
 
 
 def happen_to_all(world: World, item: Incident) -> None:
-    """Let something happen to the control plane or the network, or to the job."""
+    """Cause an incident of the control plane, of the network, or of the job."""
     match item.what:
         case What.CRASH_SERVICE:
             world.crash_service(item.for_s)
@@ -254,7 +253,7 @@ def happen_to_all(world: World, item: Incident) -> None:
 
 
 def happen_to_job(world: World, item: Incident) -> None:
-    """Let its owner change the job."""
+    """Have the owner change the job."""
     match item.what:
         case What.SUSPEND:
             world.suspend(item.for_s)
@@ -262,11 +261,11 @@ def happen_to_job(world: World, item: Incident) -> None:
             low, high = world.setup.minimum, world.setup.maximum
             world.scale(low + int(item.pick * (high - low + 1)))
         case _:
-            raise ValueError(f"nobody knows how to tell of {item.what}")
+            raise ValueError(f"cannot simulate {item.what}")
 
 
 def come_and_go(item: Incident) -> list[tuple[float, float]]:
-    """From when on, in seconds since it began, something is away, and for how long."""
+    """Return when something is away, in seconds since the incident began, and for how long each time."""
     dice, found, since_s = random.Random(item.amount), [], 0.0
     while since_s < item.for_s:
         for_s = min(dice.choice((0.5, 3.0, 12.0)) * dice.uniform(0.5, 1.5), item.for_s - since_s)
@@ -284,56 +283,56 @@ _ON_NODES = {
 _STAND_STILL = {What.ISOLATE, What.FREEZE}
 
 
-def tell(story: Story) -> World:
-    """Run a story to its end; raises BrokenPromise."""
-    world = World(story.setup, story.seed)
+def run_scenario(scenario: Scenario) -> World:
+    """Run a scenario to its end; raises BrokenPromise."""
+    world = World(scenario.setup, scenario.seed)
     try:
-        world.begin()
-        for item in story.incidents:
+        world.start()
+        for item in scenario.incidents:
             world.loop.at(item.at_s, happen, world, item)
-        script, setup = story.setup.script, story.setup
+        script, setup = scenario.setup.script, scenario.setup
         longest_s = script.steps * script.pace_s(setup.minimum)
-        watcher = Watcher(world, story.quiet_s, max(97.0, longest_s / 40.0))
-        watcher.begin()
+        watcher = Watcher(world, scenario.quiet_s, max(97.0, longest_s / 40.0))
+        watcher.start()
         once_s = script.import_s * 1.1 + script.load_s + script.first_step_s + script.stop_s + script.teardown_s
         tries = 1 if script.bug is None else setup.backoff_limit + 1
-        stood_s = max((item.for_s for item in story.incidents if item.what in _STAND_STILL), default=0.0)
+        stood_s = max((item.for_s for item in scenario.incidents if item.what in _STAND_STILL), default=0.0)
         learnt_s = 10.0 * (once_s + stood_s)  # a hang is found in time that depends on how long steps have taken
         tries_s = tries * (learnt_s + script.teardown_s + HANG_S)
-        settled_s = story.quiet_s + SETTLE_S + 3 * once_s + (tries_s if script.bug else 0.0)
-        if not story.has_to_fail:
+        settled_s = scenario.quiet_s + SETTLE_S + 3 * once_s + (tries_s if script.bug else 0.0)
+        if not scenario.has_to_fail:
             world.run(settled_s)
             watcher.check_moves()
         world.run(settled_s + longest_s + script.export_s * 3 + tries_s)
-        check_end(world, has_to_fail=story.has_to_fail)
+        check_end(world, has_to_fail=scenario.has_to_fail)
     finally:
         world.close()
     return world
 
 
 def check_end(world: World, *, has_to_fail: bool) -> None:
-    """How the job has to end."""
+    """Check how the job has ended."""
     status, bug = world.status, world.script.bug
-    told = f"{status.phase} ({status.reason}: {status.message})"
+    shown = f"{status.phase} ({status.reason}: {status.message})"
     if not has_to_fail:
         if status.phase is not Phase.SUCCEEDED:
-            raise BrokenPromise(f"it is {told}, but nothing is wrong with it")
+            raise BrokenPromise(f"it is {shown}, but nothing is wrong with it")
         if world.storage.step != world.script.steps:
             raise BrokenPromise(f"it succeeded at step {world.storage.step} of {world.script.steps}")
         return
     assert bug is not None
     if status.phase is not Phase.FAILED:
-        raise BrokenPromise(f"it is {told}, but it has a bug, which struck {world.figures.hits} times")
+        raise BrokenPromise(f"it is {shown}, but it has a bug, which struck {world.figures.hits} times")
     named = bug.error or f"exit code {bug.exit_code}"
     if named not in status.message and not world.ledger.is_culprit_cut():
-        raise BrokenPromise(f"it is {told}, which does not name the bug")
+        raise BrokenPromise(f"it is {shown}, which does not name the bug")
     world.ledger.check_budget()
 
 
-def fails(story: Story) -> str:
-    """How a story fails; empty if it does not."""
+def fails(scenario: Scenario) -> str:
+    """Run a scenario, and return how it fails; empty if it does not."""
     try:
-        tell(story)
+        run_scenario(scenario)
     except BrokenPromise as error:
         return str(error) or type(error).__name__
     except Exception as error:  # noqa: BLE001 - whatever the code under test raises
@@ -342,27 +341,29 @@ def fails(story: Story) -> str:
 
 
 def kind_of(failure: str) -> str:
-    """What two failures have in common, without names and numbers."""
+    """Return a failure without its names and numbers, so that failures of one kind are equal."""
     return "".join(" " if c.isdigit() else c for c in failure)[:40]
 
 
-def shrink(story: Story) -> Story:
-    """A story with as few incidents as possible that fails the same way."""
-    kind = kind_of(fails(story))
-    size = max(1, len(story.incidents) // 2)
+def shrink(scenario: Scenario) -> Scenario:
+    """Return a scenario with as few incidents as possible that fails in the same way."""
+    kind = kind_of(fails(scenario))
+    size = max(1, len(scenario.incidents) // 2)
     while size:
         at = 0
-        while at < len(story.incidents):
-            fewer = replace(story, incidents=story.incidents[:at] + story.incidents[at + size :])
+        while at < len(scenario.incidents):
+            fewer = replace(scenario, incidents=scenario.incidents[:at] + scenario.incidents[at + size :])
             if kind_of(fails(fewer)) == kind:
-                story = fewer
+                scenario = fewer
             else:
                 at += size
         size //= 2
-    return story
+    return scenario
 
 
-def as_text(story: Story) -> str:
-    """The story as Python that tells it again."""
-    lines = [f"    {item!r}," for item in story.incidents]
-    return "\n".join(["tell(Story(", f"  {story.seed},", f"  {story.setup!r},", "  (", *lines, "  ),", "))"])
+def as_text(scenario: Scenario) -> str:
+    """Return Python code that runs the scenario again."""
+    lines = [f"    {item!r}," for item in scenario.incidents]
+    return "\n".join(
+        ["run_scenario(Scenario(", f"  {scenario.seed},", f"  {scenario.setup!r},", "  (", *lines, "  ),", "))"]
+    )

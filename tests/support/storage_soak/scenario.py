@@ -1,4 +1,4 @@
-"""Draws a story from a seed, and tells it: what happens to one URL, with a look at all of it after each event."""
+"""Draws a scenario from a seed, and runs it: what happens to one URL. All of it is checked after each event."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ Event = Callable[[World], None]
 NOBODY = 65534
 
 
-def tell(place: Place, seed: int, folder: Path) -> None:
-    """The story of this seed at a place that nobody has used; `folder` is for what is written beside it.
+def run_scenario(place: Place, seed: int, folder: Path) -> None:
+    """Run the scenario of this seed at an unused place; `folder` is for other files.
 
-    What raises has how it went as a note.
+    An error has the events so far as a note.
     """
     world = World(place, random.Random(seed), folder)
     with prepared(seed), a_neighbor(place.url) as check_neighbor:
@@ -43,7 +43,7 @@ def tell(place: Place, seed: int, folder: Path) -> None:
             heal(world)
             check_neighbor()
         except Exception as e:
-            e.add_note("\n".join(world.told))
+            e.add_note("\n".join(world.lines))
             raise
 
 
@@ -110,22 +110,22 @@ def draw(world: World) -> Iterator[Event]:
 
 
 def damaged(world: World) -> None:
-    """What lies there is damaged, once or a few times."""
+    """Damage what is stored, once or a few times."""
     for _ in range(world.dice.choice((1, 1, 2, 3))):
         if world.place.root is not None:
-            world.tell(damage_folder(world.place.root, world.dice))
+            world.log(damage_folder(world.place.root, world.dice))
         else:
             damage_storage(world.storage, world.dice)
-            world.tell("objects are damaged")
-    world.forget()
+            world.log("objects are damaged")
+    world.reset_after_damage()
 
 
 def stormy(world: World) -> None:
     """A run, or one that is killed, while the storage's answers cannot be trusted, or the network fails."""
     liar, link, dice = world.place.liar, world.place.link, world.dice
     assert liar is not None
-    world.look()  # an answer to be given again later
-    world.tell(f"answers: {liar.begin(dice.randrange(1 << 30))}")
+    world.whole_commits()  # an answer to be given again later
+    world.log(f"answers: {liar.start_lying(dice.randrange(1 << 30))}")
     is_network_bad = link is not None and dice.random() < 0.3
     if link is not None and is_network_bad:
         link.slow(2, 2)
@@ -135,9 +135,9 @@ def stormy(world: World) -> None:
     try:
         dice.choice((runs.run, runs.run, runs.killed_run if world.place.gate else runs.ranks_save))(world)
     finally:
-        liar.end()
+        liar.stop_lying()
         if link is not None and is_network_bad:
-            link.mend()
+            link.repair()
             wait_until(lambda: answers(world.storage))
         world.is_honest = world.stores_what_it_says = True
 
@@ -153,7 +153,7 @@ def forbidden(world: World) -> None:
     target = dice.choice([path for path in above if not path.is_symlink()])
     mode = target.stat().st_mode
     target.chmod(dice.choice((0, 0o555 if target.is_dir() else 0o444, 0o333)))
-    world.tell(f"{target.relative_to(root)} gets mode {target.stat().st_mode & 0o777:o}")
+    world.log(f"{target.relative_to(root)} gets mode {target.stat().st_mode & 0o777:o}")
     world.is_honest = False
     os.seteuid(NOBODY)
     try:
@@ -170,7 +170,7 @@ def short_of_room(world: World) -> None:
     place, dice = world.place, world.dice
     left = dice.choice((0, 8_000, 30_000, 60_000, 100_000))
     place.fill(left)
-    world.tell(f"room: {left} bytes")
+    world.log(f"room: {left} bytes")
     world.is_honest = False
     try:
         dice.choice((runs.run, runs.run, runs.killed_run, runs.ranks_save))(world)
@@ -188,7 +188,7 @@ def delete_misplaced(world: World) -> None:
 
 
 def heal(world: World) -> None:
-    """Nothing is wrong any more: a run goes on and saves, or people start over; nothing is left that nobody needs."""
+    """End all faults: a run goes on and saves, or people start over; nothing is left that no commit needs."""
     if world.place.disk is not None:
         world.place.empty()
     acknowledged = world.acknowledged
@@ -206,7 +206,7 @@ def heal(world: World) -> None:
         found = list(read_commits(world.storage))
         kept = {folder for commit in found for folder in (commit.folder, *commit.bases)}
         left = {entries.folder_of(key) for above in ("data/", "base/") for key in all_keys(world.storage, above)} - kept
-        expect(not left, f"nobody needs {left}, and it stays")
+        expect(not left, f"no commit needs {left}, and it stays")
     if world.place.root is not None:
         above = world.place.root
         empty = [path for path in above.glob("*/*") if path.is_dir() and not any(path.iterdir())]
