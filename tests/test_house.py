@@ -4,6 +4,7 @@ they use, and where they lie."""
 from __future__ import annotations
 
 import ast
+import collections
 import graphlib
 import importlib.util
 import re
@@ -121,6 +122,24 @@ def test_operations_use_no_terminal() -> None:
         or (isinstance(node, ast.Name) and node.id in ("print", "input"))
     ]
     assert used == []
+
+
+PUBLIC_NAMES = {"ElasticCallback", "settle"}
+"""What users' scripts call: a callback for each of two frameworks, and the checkpointer's oldest method."""
+VAGUE = {"take", "begin", "note", "look", "settle", "forget", "keep"}
+
+
+def test_each_class_name_has_one_meaning_and_each_function_says_what_it_does() -> None:
+    nodes = [
+        (f"{path.relative_to(ROOT)}:{node.lineno}", node)
+        for folder in ("elasticctl", "controller", "training_lib")
+        for path in (ROOT / folder).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.name not in PUBLIC_NAMES
+    ]
+    classes = collections.Counter(node.name for _, node in nodes if isinstance(node, ast.ClassDef))
+    assert [name for name, count in classes.items() if count > 1] == []
+    assert [where for where, node in nodes if node.name.strip("_") in VAGUE] == []
 
 
 MUTATORS = re.compile(r"(add|append|clear|discard|extend|insert|pop|popitem|remove|setdefault|(\w+_)?update)$")
