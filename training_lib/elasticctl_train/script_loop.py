@@ -230,8 +230,8 @@ class UnsavedState:
 
     def _search(self) -> list[str]:
         # isinstance() would ask objects that pretend to be others, as proxies do, for their class.
-        existing = [each for each in gc.get_objects() if issubclass(type(each), LRScheduler | torch.nn.Module)]
-        existing = [each for each in existing if _is_built(each)]
+        found = (each for each in gc.get_objects() if issubclass(type(each), LRScheduler | torch.nn.Module))
+        existing = [each for each in found if _is_built(each)]
         # What a part holds is saved, however deep in it.
         saved = set[int]()
         _collect(self._parts.values(), saved)
