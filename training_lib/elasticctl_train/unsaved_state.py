@@ -87,8 +87,8 @@ class Unsaved:
 
 
 def _is_built(thing: object) -> bool:
-    """Return whether a module has its parameters and modules: another thread, or an error, may have left it without."""
-    return not isinstance(thing, torch.nn.Module) or {"_parameters", "_modules"} <= vars(thing).keys()
+    """Return False for a module that an error, or another thread, has left without its parameters."""
+    return not isinstance(thing, torch.nn.Module) or "_parameters" in vars(thing)
 
 
 def _collect(things: Iterable[object], found: set[int], depth: int = _DEPTH) -> None:
