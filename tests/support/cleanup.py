@@ -29,8 +29,9 @@ from elasticctl_launcher.workspace import SHARED_MEMORY, delete_orphaned_folders
 
 PREFIX = "et-"
 """Short, as sockets lie below."""
-TRACKERS_END_S, ROUNDS = 10.0, 100
-"""A process that is not gone after so many rounds of a second is held by the kernel."""
+TRACKERS_END_S = 10.0
+ROUNDS = 100
+"""A process that is not gone after so many rounds of a second is held by the kernel, and the run fails."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -53,6 +54,8 @@ def _end_run(guardian: subprocess.Popen[bytes]) -> None:
     """Wait until everything is gone. What multiprocessing removes as Python exits is removed before its folder is."""
     multiprocessing.util._exit_function()  # type: ignore[attr-defined]
     guardian.communicate()  # on a busy machine, it takes its time
+    if guardian.returncode:
+        raise subprocess.CalledProcessError(guardian.returncode, guardian.args)
 
 
 def memory_folder() -> Path:
@@ -78,8 +81,7 @@ def clean_up(folder: str, spared: set[int]) -> None:
     """
     given_up_at = time.monotonic() + TRACKERS_END_S
     for _ in range(ROUNDS):
-        left = [process for process in processes_of_run(folder) if process.pid not in spared]
-        if not left:
+        if not (left := [process for process in processes_of_run(folder) if process.pid not in spared]):
             break
         for process in left:
             with suppress(psutil.Error):
@@ -94,6 +96,8 @@ def clean_up(folder: str, spared: set[int]) -> None:
         shutil.rmtree(made, ignore_errors=True)
     for parent in (SHARED_MEMORY, Path("/tmp")):
         delete_orphaned_folders(parent)
+    if left:
+        sys.exit(f"still there after SIGKILL: {left}")
 
 
 def main() -> None:

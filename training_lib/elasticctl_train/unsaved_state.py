@@ -45,8 +45,8 @@ class Unsaved:
 
     def _search(self) -> list[str]:
         # isinstance() would ask objects that pretend to be others, as proxies do, for their class.
-        existing = [each for each in gc.get_objects() if issubclass(type(each), LRScheduler | torch.nn.Module)]
-        existing = [each for each in existing if _is_built(each)]
+        found = (each for each in gc.get_objects() if issubclass(type(each), LRScheduler | torch.nn.Module))
+        existing = [each for each in found if _is_built(each)]
         saved = set[int]()
         _collect(self._parts.values(), saved)
         unsaved = [each for each in existing if id(each) not in saved]
