@@ -192,6 +192,7 @@ def test_a_worker_with_a_stopped_rank_is_given_up(coupled: Lab) -> None:
     coupled.until(lambda: "rank 0 of 1 generation 2" in coupled.output("a-0"))
 
 
+@pytest.mark.timeout(900)
 def test_a_worker_that_is_stopped_entirely_is_left_out_and_named(coupled: Lab) -> None:
     for process in (coupled.workers["a-1"].pid, *pids(coupled, "a-1")):
         os.kill(process, signal.SIGSTOP)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.launcher_lab import Lab
 
 SCRIPT = """
@@ -35,6 +37,7 @@ def torchrun(lab: Lab, name: str, script: Path) -> None:
     )  # fmt: skip
 
 
+@pytest.mark.timeout(900)
 def test_torchrun_survives_the_loss_of_the_worker_that_hosts_the_store(lab: Lab) -> None:
     script = lab.folder / "script.py"
     script.write_text(SCRIPT)

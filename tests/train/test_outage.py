@@ -253,6 +253,7 @@ def test_training_is_distinguished_from_waiting(s3: Cloud, launcher: Launcher, t
     stop(processes)
 
 
+@pytest.mark.timeout(900)
 def test_ranks_wait_for_a_waiting_rank_without_limit(s3: Cloud, launcher: Launcher, tmp_path: Path) -> None:
     """Longer than the usual timeout between ranks; three jobs: during the opening, a restore, and a save."""
     parts = {"opening": "journal", "restore": ".safetensors", "save": "-step"}

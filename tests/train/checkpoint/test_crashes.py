@@ -101,6 +101,7 @@ def test_a_kill_before_any_change_of_the_disk_loses_nothing(tmp_path: Path) -> N
     assert die_at > 25
 
 
+@pytest.mark.timeout(900)
 def test_a_kill_before_any_request_loses_nothing(cloud: Cloud, tmp_path: Path) -> None:
     running: list[BaseProcess] = []
     turn = 0

@@ -35,6 +35,7 @@ def test_sharded_and_plain_tensors_are_loaded_as_each_other(tmp_path: Path) -> N
 
 
 @only_if(dcp.async_save, "async_checkpointer_type")
+@pytest.mark.timeout(900)
 def test_a_process_without_a_group_can_save(tmp_path: Path) -> None:
     assert ranks.run(dcp_programs.save_in_process, 1, str(tmp_path)) == [0]
     assert [commit.step for commit in read_commits(LocalStorage(tmp_path))] == [2, 1]

@@ -42,6 +42,7 @@ def fit(url: Path, make: Any, **options: Any) -> tuple[Seen, dict[str, torch.Ten
     return seen, weights, trainer
 
 
+@pytest.mark.timeout(900)
 def test_a_resumed_run_ends_exactly_as_an_uninterrupted_one(tmp_path: Path) -> None:
     seen, weights, _ = fit(tmp_path / "whole", elastic)
     assert len(seen) == 12

@@ -117,6 +117,7 @@ def test_an_evaluation_before_training_is_ignored() -> None:
     ElasticCallback().on_log(None, None, None, logs={"eval_loss": 1.0})  # type: ignore[arg-type]
 
 
+@pytest.mark.timeout(900)
 def test_two_ranks_continue_with_the_rest_of_the_epoch(tmp_path: Path) -> None:
     def steps(stop_at: int) -> list[list[float]]:
         folder = tmp_path / str(stop_at)
