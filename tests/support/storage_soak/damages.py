@@ -270,6 +270,6 @@ DAMAGES: tuple[Callable[[Path, random.Random], None], ...] = (
 def damage_folder(root: Path, dice: random.Random) -> str:
     """Do one of them; returns which. Some find nothing to do it to."""
     chosen = dice.choice(DAMAGES)
-    with suppress(OSError, IndexError, ValueError, TypeError, KeyError):
+    with suppress(OSError, IndexError, ValueError, TypeError, KeyError, RecursionError):
         chosen(root, dice)
     return chosen.__name__
